@@ -1,0 +1,35 @@
+# Every target sets up what it needs; `make test` and `make demo` work in a fresh clone.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: demo test test-slow lint bench install clean
+
+demo: $(INSTALLED)
+	$(BIN)/rvrs demo
+
+test: $(INSTALLED)
+	$(BIN)/pytest -n auto
+
+test-slow: $(INSTALLED)
+	$(BIN)/pytest -n auto -m slow
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+bench: $(INSTALLED)
+	$(BIN)/rvrs bench
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV)

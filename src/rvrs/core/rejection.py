@@ -1,0 +1,338 @@
+"""Drawing from ``r``: S accepted draws for each of B targets.
+
+:func:`draw_exact` goes on until every target has its S draws (Algorithm 1 and 2 of the paper),
+:func:`draw_budget` makes a fixed number of proposals and says which targets got there
+(Algorithm 3). Both are made of the same step: propose a block, flag what is accepted, keep the
+first accepted ones in the order in which they were proposed. Which draws are kept depends on
+flags and order only, never on values, so the kept draws are i.i.d. from ``r``.
+
+Proposals come in blocks because on vector hardware twenty evaluations cost little more than one.
+The first block is sized so that it often suffices; the loop that serves the other cases sits
+behind a ``cond``, so that most calls are straight-line code.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.scipy.special import digamma
+from jaxtyping import Array, Bool, Float, Int
+
+from rvrs.core.acceptance import evaluate
+from rvrs.core.problem import PRNGKey, Problem, PyTree, Targets, log_weights
+
+
+class Tally(NamedTuple):
+    """Sums over every proposal that was evaluated, accepted or not, one entry per target.
+
+    The number of proposals is a stopping time, so by Wald's identity
+    ``E[acceptance] = Z E[count]`` exactly, which :mod:`rvrs.core.threshold` relies on.
+    """
+
+    count: Int[Array, " b"]
+    acceptance: Float[Array, " b"]
+    """Sum of ``a_e``."""
+    slope: Float[Array, " b"]
+    """Sum of ``d a_e / dT = a_e c``."""
+    cross: Float[Array, " b"]
+    """Sum of ``a_e d a_e / dT``."""
+
+
+class Draws(NamedTuple):
+    """S accepted draws for each of B targets, as the noise that reproduces them."""
+
+    noise: PyTree
+    """Leaves ``(S, B, ...)``: what :attr:`Problem.propose` turns into the accepted draws."""
+    log_weight: Float[Array, "s b"]
+    """``lw`` of the accepted draws."""
+    complete: Bool[Array, " b"]
+    """Whether the target got all of its S draws. The noise of a target that did not is filled
+    up with rejected proposals and must not be used as draws."""
+    log_normalizer: Float[Array, " b"]
+    """An estimate of ``log Z`` from these proposals."""
+    tally: Tally
+
+
+class _Progress(NamedTuple):
+    """What has been found so far."""
+
+    noise: PyTree
+    log_weight: Float[Array, "s b"]
+    accepted: Int[Array, " b"]  # at most S
+    trials: Int[Array, " b"]  # the target's proposals up to and including its S-th accepted one
+    tally: Tally
+
+
+def block_size(num_samples: int, target_acceptance: float) -> int:
+    """Proposals per target and block: as many as S draws need on average."""
+    # The small relative slack keeps ceil(2 / 0.1) at 20 whatever the rounding of the quotient.
+    return math.ceil(num_samples / target_acceptance * (1 - 1e-9))
+
+
+def draw_exact(
+    rng_key: PRNGKey,
+    problem: Problem,
+    targets: Targets,
+    threshold: Float[Array, " b"],
+    *,
+    num_samples: int,
+    epsilon: float,
+    block_size: int,
+    max_proposals: int,
+    reallocate: bool = False,
+) -> Draws:
+    """Propose until every target has ``num_samples`` accepted draws (Algorithm 2).
+
+    Parameters
+    ----------
+    threshold
+        ``T``, one per target.
+    block_size
+        Proposals per target in the first block; see :func:`block_size`. Later blocks have half
+        as many, since targets that come to them lack less.
+    max_proposals
+        Bound on the proposals per target (on their average over targets when reallocating).
+        Where it is hit, ``complete`` is False.
+    reallocate
+        Whether blocks after the first one serve only targets that still lack draws, in
+        proportion to what they lack. Pays when acceptance differs between targets.
+
+    ``log_normalizer`` is ``digamma(S) - digamma(n)`` with ``n`` the number of proposals that
+    the target needed, which is unbiased for ``log Z``: ``n`` is negative binomial, and
+    ``E[H_{n-1} - H_{S-1}] = -log Z``.
+    """
+    targets, threshold = lax.stop_gradient((targets, threshold))
+    first = min(block_size, max_proposals)
+    later = min(math.ceil(block_size / 2), max_proposals - first)
+    max_rounds = (max_proposals - first) // later if later else 0
+    # One split for all keys: each split costs as much as drawing a block's uniform numbers.
+    noise_key, accept_key, loop_key = jax.random.split(rng_key, 3)
+
+    nothing = jnp.zeros(targets.count, jnp.int32)
+    block = _propose((noise_key, accept_key), problem, targets, threshold, epsilon, first)
+    progress = _start(_harvest(block, nothing, num_samples))
+
+    def unfinished(carry: tuple[Array, PRNGKey, _Progress]) -> Array:
+        round_, _, progress = carry
+        return (round_ < max_rounds) & jnp.any(progress.accepted < num_samples)
+
+    def propose_more(
+        carry: tuple[Array, PRNGKey, _Progress],
+    ) -> tuple[Array, PRNGKey, _Progress]:
+        round_, key, progress = carry
+        key, offset_key, *keys = jax.random.split(key, 4)
+        lacking = num_samples - progress.accepted
+        if reallocate:
+            assigned = _share_out(offset_key, lacking, later * targets.count)
+            rows, thresholds = targets.take(assigned), threshold[assigned]
+            block = _propose(keys, problem, rows, thresholds, epsilon, 1)
+            harvest = _harvest_assigned(block, assigned, progress.accepted, num_samples)
+        else:
+            block = _propose(keys, problem, targets, threshold, epsilon, later)
+            harvest = _harvest(block, progress.accepted, num_samples)
+        return round_ + 1, key, _add(progress, harvest)
+
+    if max_rounds:
+        progress = lax.cond(
+            jnp.all(progress.accepted == num_samples),
+            lambda progress: progress,
+            lambda progress: lax.while_loop(unfinished, propose_more, (0, loop_key, progress))[2],
+            progress,
+        )
+
+    complete = progress.accepted == num_samples
+    # An incomplete target has seen `count` proposals with `accepted` successes and stopped on a
+    # failure; the same formula with one more success counted stays finite and conservative.
+    successes = jnp.where(complete, num_samples, progress.accepted + 1)
+    trials = jnp.where(complete, progress.trials, progress.tally.count + 1)
+    dtype = threshold.dtype
+    log_normalizer = digamma(successes.astype(dtype)) - digamma(trials.astype(dtype))
+    return Draws(progress.noise, progress.log_weight, complete, log_normalizer, progress.tally)
+
+
+def draw_budget(
+    rng_key: PRNGKey,
+    problem: Problem,
+    targets: Targets,
+    threshold: Float[Array, " b"],
+    *,
+    num_samples: int,
+    epsilon: float,
+    num_proposals: int,
+) -> Draws:
+    """Make ``num_proposals`` (S') proposals per target and keep the first S accepted (Algorithm 3).
+
+    ``complete`` is the algorithm's mask. ``log_normalizer`` is the log of the mean acceptance
+    probability of the S' proposals, whose bias is about ``-Var(a_e) / (2 S' Z^2)``.
+    """
+    targets, threshold = lax.stop_gradient((targets, threshold))
+    keys = jax.random.split(rng_key)
+    block = _propose(keys, problem, targets, threshold, epsilon, num_proposals)
+    nothing = jnp.zeros(targets.count, jnp.int32)
+    progress = _start(_harvest(block, nothing, num_samples))
+    mean_acceptance = progress.tally.acceptance / num_proposals
+    return Draws(
+        progress.noise,
+        progress.log_weight,
+        progress.accepted == num_samples,
+        jnp.log(mean_acceptance),
+        progress.tally,
+    )
+
+
+class _Block(NamedTuple):
+    """K proposals for each of B rows."""
+
+    noise: PyTree
+    log_weight: Float[Array, "k b"]
+    accepted: Bool[Array, "k b"]
+    acceptance: Float[Array, "k b"]
+    slope: Float[Array, "k b"]
+
+
+class _Harvest(NamedTuple):
+    """What a block gives to the S slots of each target."""
+
+    found: Bool[Array, "s b"]  # the slots that it fills
+    noise: PyTree
+    log_weight: Float[Array, "s b"]
+    accepted: Int[Array, " b"]
+    trial: Int[Array, " b"]  # which of the target's proposals in this block fills its last slot
+    tally: Tally
+
+
+def _propose(
+    keys: Sequence[PRNGKey],
+    problem: Problem,
+    targets: Targets,
+    threshold: Float[Array, " b"],
+    epsilon: float,
+    size: int,
+) -> _Block:
+    noise_key, accept_key = keys
+    shape = (size, targets.count)
+    noise = problem.sample_noise(noise_key, shape)
+    log_weight = log_weights(problem, targets, noise)
+    acceptance = evaluate(log_weight, threshold[None], epsilon)
+    a_e = jnp.exp(acceptance.log_probability)
+    accepted = _uniform(accept_key, shape, a_e.dtype) <= a_e
+    return _Block(noise, log_weight, accepted, a_e, slope=a_e * acceptance.c)
+
+
+def _uniform(rng_key: PRNGKey, shape: tuple[int, ...], dtype: jnp.dtype) -> Float[Array, "*shape"]:
+    """Uniform on (0, 1] with a resolution of 2^-32 near zero.
+
+    ``jax.random.uniform`` has steps of 2^-23 in float32 and returns an exact 0 that often, so it
+    would accept anything once in eight million times. With this one ``u <= 0`` never holds and
+    ``u <= 1`` always does.
+    """
+    bits = jax.random.bits(rng_key, shape, jnp.uint32)
+    return (bits.astype(dtype) + 0.5) * 2.0**-32
+
+
+def _harvest(block: _Block, already: Int[Array, " b"], num_samples: int) -> _Harvest:
+    """Keep the first accepted proposals of a block whose columns are the targets."""
+    num_proposals, num_targets = block.accepted.shape
+    rank = jnp.cumsum(block.accepted, axis=0, dtype=jnp.int32)
+    wanted = _wanted_ranks(already, num_samples)
+    position = jax.vmap(_first_reaching, in_axes=(1, 1), out_axes=1)(rank, wanted)
+    found = (wanted > 0) & (wanted <= rank[-1])
+    # Slots that stay empty hold a proposal of finite density, if there is one, so that a model
+    # evaluated there for the sake of a fixed shape gives finite numbers.
+    filler = jnp.argmax(jnp.isfinite(block.log_weight), axis=0)
+    row, column = jnp.where(found, position, filler), jnp.arange(num_targets)
+    noise, log_weight = jax.tree.map(
+        lambda leaf: leaf.at[row, column].get(mode="promise_in_bounds"),
+        (block.noise, block.log_weight),
+    )
+    tally = Tally(
+        count=jnp.full(num_targets, num_proposals, jnp.int32),
+        acceptance=jnp.sum(block.acceptance, axis=0),
+        slope=jnp.sum(block.slope, axis=0),
+        cross=jnp.sum(block.acceptance * block.slope, axis=0),
+    )
+    return _Harvest(found, noise, log_weight, rank[-1], position[-1] + 1, tally)
+
+
+def _share_out(rng_key: PRNGKey, lacking: Int[Array, " b"], slots: int) -> Int[Array, " slots"]:
+    """Assign proposals to targets, in ascending order, in proportion to the draws they lack.
+
+    The random offset common to all serves every target sooner or later, even when there are
+    fewer proposals than targets.
+    """
+    share = jnp.cumsum(lacking).astype(jnp.float32)
+    ticket = (jnp.arange(slots, dtype=jnp.float32) + jax.random.uniform(rng_key)) / slots
+    assigned = jnp.searchsorted(share, ticket * share[-1], side="right")
+    # Rounding may push the last tickets past the last share: they go to the last needy target.
+    last_needy = lacking.size - 1 - jnp.argmax(lacking[::-1] > 0)
+    return jnp.minimum(assigned, last_needy)
+
+
+def _harvest_assigned(
+    block: _Block, assigned: Int[Array, " slots"], already: Int[Array, " b"], num_samples: int
+) -> _Harvest:
+    """Keep the first accepted proposals of a block of one row, sorted by target."""
+    block = jax.tree.map(lambda leaf: leaf[0], block)
+    targets = jnp.arange(already.size)
+    begin = jnp.searchsorted(assigned, targets, side="left").astype(jnp.int32)
+    end = jnp.searchsorted(assigned, targets, side="right").astype(jnp.int32)
+    rank = jnp.cumsum(block.accepted, dtype=jnp.int32)
+    before = jnp.concatenate([jnp.zeros(1, jnp.int32), rank])
+    accepted = before[end] - before[begin]
+    wanted = _wanted_ranks(already, num_samples)
+    position = _first_reaching(rank, wanted + before[begin])
+    found = (wanted > 0) & (wanted <= accepted)
+    noise, log_weight = jax.tree.map(
+        lambda leaf: leaf.at[position].get(mode="clip"), (block.noise, block.log_weight)
+    )
+
+    def total(x: Float[Array, " slots"]) -> Float[Array, " b"]:
+        # Not a difference of running sums, which would cancel.
+        return jax.ops.segment_sum(x, assigned, already.size, indices_are_sorted=True)
+
+    tally = Tally(
+        count=end - begin,
+        acceptance=total(block.acceptance),
+        slope=total(block.slope),
+        cross=total(block.acceptance * block.slope),
+    )
+    return _Harvest(found, noise, log_weight, accepted, position[-1] - begin + 1, tally)
+
+
+def _wanted_ranks(already: Int[Array, " b"], num_samples: int) -> Int[Array, "s b"]:
+    """Which of a block's accepted proposals (1 = the first) each slot takes; <= 0 if it is full."""
+    return jnp.arange(1, num_samples + 1, dtype=jnp.int32)[:, None] - already
+
+
+def _first_reaching(rank: Int[Array, " k"], wanted: Int[Array, "*s"]) -> Int[Array, "*s"]:
+    """The first position whose running count reaches ``wanted``; past the end if none does."""
+    # Comparing all pairs is one fused operation; a binary search is a chain of gathers.
+    few = rank.size * wanted.size <= 2**14
+    method = "compare_all" if few else "scan_unrolled"
+    return jnp.searchsorted(rank, wanted, side="left", method=method).astype(jnp.int32)
+
+
+def _start(harvest: _Harvest) -> _Progress:
+    accepted = jnp.minimum(harvest.accepted, harvest.found.shape[0])
+    return _Progress(harvest.noise, harvest.log_weight, accepted, harvest.trial, harvest.tally)
+
+
+def _add(progress: _Progress, harvest: _Harvest) -> _Progress:
+    found = harvest.found
+
+    def fill(old: Array, new: Array) -> Array:
+        return jnp.where(found.reshape(found.shape + (1,) * (new.ndim - 2)), new, old)
+
+    noise, log_weight = jax.tree.map(
+        fill, (progress.noise, progress.log_weight), (harvest.noise, harvest.log_weight)
+    )
+    return _Progress(
+        noise,
+        log_weight,
+        accepted=jnp.minimum(progress.accepted + harvest.accepted, found.shape[0]),
+        trials=jnp.where(found[-1], progress.tally.count + harvest.trial, progress.trials),
+        tally=jax.tree.map(jnp.add, progress.tally, harvest.tally),
+    )

@@ -1,0 +1,125 @@
+r"""The threshold T that gives a wanted acceptance probability.
+
+``Z(T) = E_q[a_e]`` grows with T, so T is determined by the target acceptance: it can be *solved*
+for from a sample of log weights (:func:`calibrate`) or *followed* while the proposal changes
+(:func:`adapt`). Everything works elementwise over targets.
+"""
+
+from typing import Literal, NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from rvrs.core.acceptance import log_acceptance
+from rvrs.core.rejection import Tally
+
+Rule = Literal["tracking", "sgd"]
+
+
+class ThresholdState(NamedTuple):
+    """T and what the online rule remembers of the steps before, one entry per target."""
+
+    value: Float[Array, " b"]
+    """T."""
+    memory: Float[Array, " b"]
+    """The number of past steps that the present T averages over."""
+    drift: Float[Array, " b"]
+    """Moving average of the relative errors of the acceptance."""
+    power: Float[Array, " b"]
+    """Moving average of their squares."""
+
+
+def init(threshold: Float[Array, " b"]) -> ThresholdState:
+    """The state at which :func:`adapt` starts from a given T."""
+    zeros = jnp.zeros_like(threshold)
+    return ThresholdState(threshold, zeros, zeros, zeros)
+
+
+# Bisection halves an interval whose ends lie as far apart as the log weights; in float32 and
+# float64 alike this many steps leave nothing but the rounding of T itself.
+_BISECTIONS = 64
+
+
+def calibrate(
+    log_weights: Float[Array, "n b"], target_acceptance: float, epsilon: float = 0.0
+) -> Float[Array, " b"]:
+    """Solve ``mean(a_e(log_weights; T)) = target_acceptance`` for T, one per column.
+
+    Log weights that are not finite count as proposals that are always rejected. When these are
+    so many that no T reaches the target, T is such that nearly all others are accepted. A target
+    of 1 gives ``T = inf``: every proposal with a finite density is accepted.
+    """
+    if target_acceptance == 1.0:
+        return jnp.full(log_weights.shape[1:], jnp.inf, log_weights.dtype)
+    finite = jnp.isfinite(log_weights)
+    lowest = jnp.min(jnp.where(finite, log_weights, jnp.inf), axis=0)
+    highest = jnp.max(jnp.where(finite, log_weights, -jnp.inf), axis=0)
+    any_finite = jnp.any(finite, axis=0)
+    # At the ends of this interval all finite log weights have a acceptance of e^-reach or less,
+    # respectively 1 - e^-reach or more.
+    reach = 20.0 - jnp.log(jnp.asarray(target_acceptance, log_weights.dtype))
+    low = jnp.where(any_finite, -highest - reach, 0.0)
+    high = jnp.where(any_finite, -lowest + reach, 0.0)
+
+    def halve(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = ends
+        middle = low + (high - low) / 2
+        acceptance = jnp.mean(jnp.exp(log_acceptance(log_weights, middle[None], epsilon)), axis=0)
+        too_low = acceptance < target_acceptance
+        return jnp.where(too_low, middle, low), jnp.where(too_low, high, middle)
+
+    low, high = lax.fori_loop(0, _BISECTIONS, halve, (low, high))
+    return low + (high - low) / 2
+
+
+# The error of one step is measured in units of the target, on the scale of log Z. Large errors
+# tell only the direction; this bounds the step they cause without touching ordinary noise.
+_LARGEST_ERROR = 5.0
+# T averages over at most this many steps: it then fluctuates by about one percent of Z.
+_LONGEST_MEMORY = 1000.0
+# Weight of the newest step in the moving averages that tell drift from noise.
+_NEWEST = 0.05
+# drift^2 / power is 1 if all errors agree and averages 0.026 if they are pure noise.
+_DRIFTING = 0.25
+# T moves by this many relative errors over memory: about 1 / (d log Z / dT), which is below 1.
+_GAIN = 2.0
+
+
+def adapt(
+    state: ThresholdState,
+    tally: Tally,
+    target_acceptance: float,
+    *,
+    block_size: int,
+    rule: Rule = "tracking",
+) -> ThresholdState:
+    r"""One online step of T from the proposals of one call of a sampler.
+
+    ``"tracking"`` is stochastic approximation on the scale of ``log Z``. The relative error
+
+    .. math::  e = \frac{\sum_i (a_{\epsilon,i} - Z_{target})}{Z_{target} \cdot block\_size}
+
+    over all proposals has mean zero at the solution even though their number is random (Wald's
+    identity; a mean instead of the sum would not). T moves by ``-2 e / memory``. The memory
+    grows by one a step, so that T is an average over steps, and shrinks when the errors agree in
+    sign for a while, so that T follows a proposal that moves.
+
+    ``"sgd"`` is the paper's rule: gradient descent on ``(Z - Z_target)^2 / 2`` with rate 1, from
+    an unbiased estimate of ``E_q[a_e - Z_target] E_q[d a_e / dT]`` over the proposals.
+    """
+    if rule == "sgd":
+        count = tally.count.astype(state.value.dtype)
+        pairs = tally.acceptance * tally.slope - tally.cross
+        gradient = pairs / (count * (count - 1)) - target_acceptance * tally.slope / count
+        return state._replace(value=state.value - gradient)
+
+    expected = target_acceptance * block_size
+    error = (tally.acceptance - target_acceptance * tally.count) / expected
+    error = jnp.clip(error, -_LARGEST_ERROR, _LARGEST_ERROR)
+    drift = state.drift + _NEWEST * (error - state.drift)
+    power = state.power + _NEWEST * (error**2 - state.power)
+    agreement = drift**2 / jnp.maximum(power, jnp.finfo(power.dtype).tiny)
+    memory = jnp.where(agreement > _DRIFTING, state.memory * (1 - agreement), state.memory)
+    memory = jnp.minimum(memory + 1, _LONGEST_MEMORY)
+    return ThresholdState(state.value - _GAIN * error / memory, memory, drift, power)

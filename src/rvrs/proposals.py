@@ -1,0 +1,158 @@
+"""Families of proposal distributions over flat vectors, for :mod:`rvrs.vi`.
+
+A family is a :class:`Proposal`: functions of its parameters, which are a NamedTuple of arrays. All
+of them are normals here, parameterised so that every real value of every parameter is valid. Calling
+a constructor twice gives the same object, so that compiled programs are found again.
+"""
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.linalg import cho_factor, cho_solve, solve_triangular
+from jaxtyping import Array, Float
+
+Vector = Float[Array, " d"]
+
+
+class Proposal(NamedTuple):
+    """A family ``q`` that can be sampled, replayed from its noise and evaluated at any point."""
+
+    init: Callable[[Vector, float], Any]
+    """``(location, scale) -> parameters`` of a distribution around ``location``."""
+    sample_noise: Callable[[Any, tuple[int, ...], Any], Array]
+    """``(key, shape, parameters) -> noise`` with leading axes ``shape``."""
+    propose: Callable[[Any, Array], tuple[Vector, Array]]
+    """``(parameters, noise) -> (z, log q(z))``, differentiable in the parameters."""
+    log_density: Callable[[Any, Vector], Array]
+    """``(parameters, z) -> log q(z)``."""
+
+
+class DiagonalNormal(NamedTuple):
+    """Parameters of :func:`diagonal_normal`."""
+
+    loc: Array
+    log_scale: Array
+
+
+class FullRankNormal(NamedTuple):
+    """Parameters of :func:`full_rank_normal`."""
+
+    loc: Array
+    log_diagonal: Array
+    """Logarithm of the Cholesky factor's diagonal."""
+    lower: Array
+    """``(d, d)``; only the entries below the diagonal count."""
+
+
+class LowRankNormal(NamedTuple):
+    """Parameters of :func:`low_rank_normal`."""
+
+    loc: Array
+    log_scale: Array
+    factor: Array
+    """``(d, rank)``, in units of the diagonal's scale."""
+
+
+@cache
+def diagonal_normal() -> Proposal:
+    """The mean-field family: independent normals."""
+
+    def init(location: Vector, scale: float) -> DiagonalNormal:
+        return DiagonalNormal(location, jnp.full_like(location, math.log(scale)))
+
+    def propose(parameters: DiagonalNormal, noise: Array) -> tuple[Array, Array]:
+        z = parameters.loc + jnp.exp(parameters.log_scale) * noise
+        return z, _standard_normal(noise) - jnp.sum(parameters.log_scale)
+
+    def log_density(parameters: DiagonalNormal, z: Array) -> Array:
+        noise = (z - parameters.loc) * jnp.exp(-parameters.log_scale)
+        return _standard_normal(noise) - jnp.sum(parameters.log_scale)
+
+    return Proposal(init, _noise_like_loc, propose, log_density)
+
+
+@cache
+def full_rank_normal() -> Proposal:
+    """Normals with any covariance, through its Cholesky factor."""
+
+    def init(location: Vector, scale: float) -> FullRankNormal:
+        size = location.shape[0]
+        return FullRankNormal(
+            location,
+            jnp.full_like(location, math.log(scale)),
+            jnp.zeros((size, size), location.dtype),
+        )
+
+    def cholesky(parameters: FullRankNormal) -> Array:
+        return jnp.tril(parameters.lower, -1) + jnp.diag(jnp.exp(parameters.log_diagonal))
+
+    def propose(parameters: FullRankNormal, noise: Array) -> tuple[Array, Array]:
+        z = parameters.loc + cholesky(parameters) @ noise
+        return z, _standard_normal(noise) - jnp.sum(parameters.log_diagonal)
+
+    def log_density(parameters: FullRankNormal, z: Array) -> Array:
+        noise = solve_triangular(cholesky(parameters), z - parameters.loc, lower=True)
+        return _standard_normal(noise) - jnp.sum(parameters.log_diagonal)
+
+    return Proposal(init, _noise_like_loc, propose, log_density)
+
+
+@cache
+def low_rank_normal(rank: int) -> Proposal:
+    """Normals with covariance ``diag(s) (I + F F^T) diag(s)``, ``F`` of ``rank`` columns.
+
+    Costs ``O(d rank)`` per draw, so that it reaches dimensions where a full covariance does not.
+    """
+    if rank < 1:
+        raise ValueError(
+            f"rank must be at least 1, got {rank}; use diagonal_normal() for a covariance "
+            "without factors."
+        )
+
+    def init(location: Vector, scale: float) -> LowRankNormal:
+        # The gradient with respect to F vanishes at F = 0, so start beside it: each column
+        # gets a small value on its own share of the coordinates.
+        size = location.shape[0]
+        rows, columns = jnp.arange(size)[:, None], jnp.arange(rank)
+        factor = jnp.where(rows % rank == columns, 0.1, 0.0).astype(location.dtype)
+        return LowRankNormal(location, jnp.full_like(location, math.log(scale)), factor)
+
+    def sample_noise(rng_key: Any, shape: tuple[int, ...], parameters: LowRankNormal) -> Array:
+        loc = parameters.loc
+        return jax.random.normal(rng_key, (*shape, loc.shape[-1] + rank), loc.dtype)
+
+    def capacitance(parameters: LowRankNormal) -> tuple[Array, Array]:
+        factor = parameters.factor
+        cho, _ = cho_factor(jnp.eye(rank, dtype=factor.dtype) + factor.T @ factor, lower=True)
+        return cho, 2 * jnp.sum(jnp.log(jnp.diag(cho)))
+
+    def log_density_of(parameters: LowRankNormal, x: Array) -> Array:
+        """``log q`` of ``x = (z - loc) / s`` by the Woodbury identity."""
+        cho, log_det = capacitance(parameters)
+        projected = x @ parameters.factor
+        quadratic = jnp.sum(x**2) - projected @ cho_solve((cho, True), projected)
+        size = parameters.loc.shape[-1]
+        constant = size * math.log(2 * math.pi) + log_det
+        return -0.5 * (quadratic + constant) - jnp.sum(parameters.log_scale)
+
+    def propose(parameters: LowRankNormal, noise: Array) -> tuple[Array, Array]:
+        x = noise[rank:] + parameters.factor @ noise[:rank]
+        z = parameters.loc + jnp.exp(parameters.log_scale) * x
+        return z, log_density_of(parameters, x)
+
+    def log_density(parameters: LowRankNormal, z: Array) -> Array:
+        return log_density_of(parameters, (z - parameters.loc) * jnp.exp(-parameters.log_scale))
+
+    return Proposal(init, sample_noise, propose, log_density)
+
+
+def _noise_like_loc(rng_key: Any, shape: tuple[int, ...], parameters: Any) -> Array:
+    return jax.random.normal(rng_key, (*shape, parameters.loc.shape[-1]), parameters.loc.dtype)
+
+
+def _standard_normal(noise: Array) -> Array:
+    return -0.5 * (jnp.sum(noise**2) + noise.shape[-1] * math.log(2 * math.pi))

@@ -1,0 +1,516 @@
+"""RVRS for any log density, in BlackJAX's shape: ``init``, ``step``, ``sample``.
+
+>>> import jax, optax, rvrs
+>>> algorithm = rvrs.vi.as_top_level_api(
+...     lambda z: -0.5 * (z**4).sum(), optax.adam(1e-2), target_acceptance=0.2
+... )
+>>> state = algorithm.init(jax.numpy.zeros(2))
+>>> state, info = rvrs.vi.run(jax.random.key(0), algorithm, state, num_steps=500)
+>>> algorithm.sample(jax.random.key(1), state, 1000).shape
+(1000, 2)
+"""
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import lax
+from jax.flatten_util import ravel_pytree
+
+from rvrs import proposals
+from rvrs.core import arguments, evidence, rejection, threshold
+from rvrs.core.evidence import Evidence
+from rvrs.core.objectives import Baseline, Estimator, elbo_surrogate
+from rvrs.core.problem import PRNGKey, Problem, PyTree, Targets, log_weights
+from rvrs.core.threshold import Rule, ThresholdState
+from rvrs.proposals import Proposal
+
+LogDensity = Callable[[PyTree], jax.Array]
+
+
+class RVRSState(NamedTuple):
+    """Everything that changes while training."""
+
+    parameters: Any
+    """Parameters of the proposal, over the flattened position."""
+    opt_state: optax.OptState
+    threshold: ThresholdState
+    running_log_ratio: jax.Array
+    """Running estimate of ``E_r[A]``, which ``baseline="running"`` centres with."""
+    position: PyTree
+    """The position that training started from; it tells how to unflatten a draw."""
+
+
+class RVRSInfo(NamedTuple):
+    """What one step tells about itself."""
+
+    elbo: jax.Array
+    """An unbiased estimate of the ELBO at the parameters before the step; NaN if capped."""
+    acceptance: jax.Array
+    """Mean acceptance probability of the step's proposals."""
+    threshold: jax.Array
+    """T that the step used."""
+    num_proposals: jax.Array
+    capped: jax.Array
+    """Whether ``max_proposals`` was hit; such a step moves T but not the proposal."""
+
+
+class VIAlgorithm(NamedTuple):
+    """BlackJAX's interface (``init``, ``step``, ``sample``), and ``evaluate``."""
+
+    init: Callable[[PyTree], RVRSState]
+    """``(position) -> state``."""
+    step: Callable[[PRNGKey, RVRSState], tuple[RVRSState, RVRSInfo]]
+    """``(rng_key, state) -> (state, info)``."""
+    sample: Callable[..., PyTree]
+    """``(rng_key, state, num_samples) -> positions`` with a leading axis."""
+    evaluate: Callable[..., Evidence]
+    """``(rng_key, state, num_proposals=100_000) -> Evidence``."""
+
+
+# max_proposals by default: so many times the proposals that are needed on average that an
+# adapted threshold never gets there.
+_DEFAULT_CAP = 50
+# Proposals that T is solved from wherever it is not carried along.
+_CALIBRATION_PROPOSALS = 10_000
+# Proposals evaluated at once outside training, which bounds memory.
+_CHUNK = 10_000
+# Weight of the newest step in the running estimate of E_r[A].
+_BASELINE_RATE = 0.02
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of :func:`as_top_level_api`, checked."""
+
+    proposal: Proposal
+    target_acceptance: float = 0.1
+    num_samples: int = 2
+    epsilon: float = 1e-4
+    threshold: float | None = None
+    estimator: Estimator = "reparameterized"
+    baseline: Baseline = "leave_one_out"
+    threshold_rule: Rule = "tracking"
+    max_proposals: int = 1000
+    init_scale: float = 0.1
+
+    def __post_init__(self) -> None:
+        arguments.check_epsilon(self.epsilon)
+        arguments.check_target_acceptance(self.target_acceptance, self.epsilon)
+        arguments.check_choice("baseline", self.baseline, get_args(Baseline))
+        arguments.check_choice("estimator", self.estimator, get_args(Estimator))
+        arguments.check_choice("threshold_rule", self.threshold_rule, get_args(Rule))
+        arguments.check_num_samples(self.num_samples, self.baseline)
+        arguments.check_max_proposals(self.max_proposals, self.num_samples)
+        arguments.check_threshold(self.threshold)
+        arguments.check_positive("init_scale", self.init_scale)
+
+    @property
+    def block_size(self) -> int:
+        return rejection.block_size(self.num_samples, self.target_acceptance)
+
+
+def as_top_level_api(
+    logdensity_fn: LogDensity,
+    optimizer: optax.GradientTransformation,
+    *,
+    proposal: Proposal | str = "diagonal",
+    target_acceptance: float = 0.1,
+    num_samples: int = 2,
+    epsilon: float = 1e-4,
+    threshold: float | None = None,
+    estimator: Estimator = "reparameterized",
+    baseline: Baseline = "leave_one_out",
+    threshold_rule: Rule = "tracking",
+    max_proposals: int | None = None,
+    init_scale: float = 0.1,
+) -> VIAlgorithm:
+    """Reparameterized variational rejection sampling of an unnormalised log density.
+
+    Parameters
+    ----------
+    logdensity_fn
+        Log density of the target at a position (any pytree of floating-point arrays).
+    optimizer
+        Optax optimizer of the proposal's parameters.
+    proposal
+        ``"diagonal"``, ``"mvn"``, or a family of :mod:`rvrs.proposals`.
+    target_acceptance
+        The acceptance probability Z that T is adapted to: 1 is ordinary variational inference;
+        the smaller, the closer to the target and the more proposals per draw (1 / Z).
+    num_samples
+        Accepted draws per step (S).
+    epsilon
+        Guardrail: the least acceptance probability of any proposal.
+    threshold
+        None adapts T; a number fixes it, and ``target_acceptance`` then only sizes blocks.
+    estimator
+        ``"reparameterized"``, or ``"score"`` for the higher-variance estimator of VRS.
+    baseline
+        ``"leave_one_out"`` centres the gradient by the other draws (S >= 2, unbiased),
+        ``"running"`` by a running estimate of ``E_r[A]`` (S >= 1).
+    threshold_rule
+        ``"tracking"``, or ``"sgd"`` for the paper's rule.
+    max_proposals
+        Bound on the proposals of one step, by default 50 times what is needed on average.
+    init_scale
+        Standard deviation of the initial proposal in every coordinate.
+
+    Returns
+    -------
+    A :class:`VIAlgorithm`. Its ``step`` is pure and made for ``jit`` and ``scan``.
+    """
+    arguments.check_epsilon(epsilon)
+    arguments.check_target_acceptance(target_acceptance, epsilon)
+    if max_proposals is None:
+        arguments.check_count("num_samples", num_samples)
+        max_proposals = _DEFAULT_CAP * rejection.block_size(num_samples, target_acceptance)
+    settings = Settings(
+        proposal=_named_proposal(proposal),
+        target_acceptance=target_acceptance,
+        num_samples=num_samples,
+        epsilon=epsilon,
+        threshold=threshold,
+        estimator=estimator,
+        baseline=baseline,
+        threshold_rule=threshold_rule,
+        max_proposals=max_proposals,
+        init_scale=init_scale,
+    )
+    return VIAlgorithm(
+        partial(init, logdensity_fn=logdensity_fn, optimizer=optimizer, settings=settings),
+        partial(step, logdensity_fn=logdensity_fn, optimizer=optimizer, settings=settings),
+        partial(sample, logdensity_fn=logdensity_fn, settings=settings),
+        partial(evaluate, logdensity_fn=logdensity_fn, settings=settings),
+    )
+
+
+def init(
+    position: PyTree,
+    *,
+    logdensity_fn: LogDensity,
+    optimizer: optax.GradientTransformation,
+    settings: Settings,
+) -> RVRSState:
+    """The state at a proposal around ``position``, with T calibrated to it."""
+    position = jax.tree.map(jnp.asarray, position)
+    _check_density(logdensity_fn, position)
+    location, _ = ravel_pytree(position)
+    parameters = settings.proposal.init(location, settings.init_scale)
+    opt_state = optimizer.init(parameters)
+    # T is a function of the parameters; any key serves to compute it.
+    lw = _calibration_weights(jax.random.key(0), parameters, position, logdensity_fn, settings)
+    t = _solve_threshold(lw, settings)
+    estimates = evidence.from_log_weights(lw, t, epsilon=settings.epsilon)
+    running_log_ratio = estimates.elbo - estimates.log_normalizer
+    return RVRSState(parameters, opt_state, threshold.init(t), running_log_ratio, position)
+
+
+def step(
+    rng_key: PRNGKey,
+    state: RVRSState,
+    *,
+    logdensity_fn: LogDensity,
+    optimizer: optax.GradientTransformation,
+    settings: Settings,
+) -> tuple[RVRSState, RVRSInfo]:
+    """One gradient step of the proposal and one of T."""
+    problem = _problem(logdensity_fn, state.parameters, state.position, settings)
+    t = state.threshold.value
+    draws = rejection.draw_exact(
+        rng_key,
+        problem,
+        _targets(state.parameters),
+        t,
+        num_samples=settings.num_samples,
+        epsilon=settings.epsilon,
+        block_size=settings.block_size,
+        max_proposals=settings.max_proposals,
+    )
+
+    def loss(parameters: Any) -> tuple[jax.Array, Any]:
+        objective = elbo_surrogate(
+            problem,
+            _targets(parameters),
+            draws,
+            t,
+            epsilon=settings.epsilon,
+            estimator=settings.estimator,
+            running_log_ratio=(state.running_log_ratio if settings.baseline == "running" else None),
+        )
+        return -objective.surrogate[0], objective
+
+    gradient, objective = jax.grad(loss, has_aux=True)(state.parameters)
+    updates, opt_state = optimizer.update(gradient, state.opt_state, state.parameters)
+    parameters = optax.apply_updates(state.parameters, updates)
+
+    complete = draws.complete[0]
+    # A step without its draws, or with a density that has no finite gradient there, is skipped.
+    useful = complete & jnp.isfinite(optax.global_norm(gradient))
+    parameters, opt_state, running_log_ratio = jax.tree.map(
+        lambda new, old: jnp.where(useful, new, old),
+        (
+            parameters,
+            opt_state,
+            state.running_log_ratio
+            + _BASELINE_RATE * (objective.log_ratio - state.running_log_ratio),
+        ),
+        (state.parameters, state.opt_state, state.running_log_ratio),
+    )
+    adapted = state.threshold
+    if settings.threshold is None:
+        adapted = threshold.adapt(
+            adapted,
+            draws.tally,
+            settings.target_acceptance,
+            block_size=settings.block_size,
+            rule=settings.threshold_rule,
+        )
+    info = RVRSInfo(
+        elbo=jnp.where(complete, objective.elbo[0], jnp.nan),
+        acceptance=(draws.tally.acceptance / draws.tally.count)[0],
+        threshold=t[0],
+        num_proposals=draws.tally.count[0],
+        capped=~complete,
+    )
+    return RVRSState(parameters, opt_state, adapted, running_log_ratio, state.position), info
+
+
+def sample(
+    rng_key: PRNGKey,
+    state: RVRSState,
+    num_samples: int = 1,
+    *,
+    logdensity_fn: LogDensity,
+    settings: Settings,
+) -> PyTree:
+    """``num_samples`` independent draws from ``r``; T is recalibrated from the parameters.
+
+    Draws are made in chunks, so memory beyond the result does not grow with their number. Where
+    ``max_proposals`` was hit the draws are NaN, and a warning says so outside of ``jit``.
+    """
+    arguments.check_count("num_samples", num_samples)
+    positions, complete = _sample(rng_key, state, logdensity_fn, settings, num_samples)
+    if not isinstance(complete, jax.core.Tracer) and not bool(jnp.all(complete)):
+        warnings.warn(
+            f"{int(jnp.sum(~complete))} of {num_samples} draws are NaN: max_proposals was hit. The "
+            "density may be non-finite over most of the proposal; check it, or raise "
+            "max_proposals.",
+            stacklevel=2,
+        )
+    return positions
+
+
+def evaluate(
+    rng_key: PRNGKey,
+    state: RVRSState,
+    num_proposals: int = 100_000,
+    *,
+    logdensity_fn: LogDensity,
+    settings: Settings,
+) -> Evidence:
+    """ELBO, log Z and log evidence with standard errors; T is recalibrated from the parameters."""
+    arguments.check_count("num_proposals", num_proposals)
+    return _evaluate(rng_key, state, logdensity_fn, settings, num_proposals)
+
+
+def run(
+    rng_key: PRNGKey,
+    algorithm: VIAlgorithm,
+    state: RVRSState,
+    num_steps: int,
+    *,
+    chunk_size: int = 1000,
+    callback: Callable[[int, RVRSState, RVRSInfo], None] | None = None,
+) -> tuple[RVRSState, RVRSInfo]:
+    """Take ``num_steps`` steps and return the last state and the infos of all steps.
+
+    Steps run in compiled chunks of ``chunk_size``; the program is compiled once, whatever
+    the number of steps, and the result does not depend on ``chunk_size``. After each chunk
+    ``callback(steps_done, state, infos_of_chunk)`` may report progress.
+    """
+    arguments.check_count("num_steps", num_steps)
+    arguments.check_count("chunk_size", chunk_size)
+    infos = []
+    for start in range(0, num_steps, chunk_size):
+        length = min(chunk_size, num_steps - start)
+        state, chunk = _run_chunk(rng_key, algorithm, state, start, length, chunk_size)
+        infos.append(jax.tree.map(lambda leaf, length=length: leaf[:length], chunk))
+        if callback is not None:
+            callback(start + length, state, infos[-1])
+    return state, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *infos)
+
+
+@partial(jax.jit, static_argnames=("algorithm", "chunk_size"))
+def _run_chunk(
+    rng_key: PRNGKey,
+    algorithm: VIAlgorithm,
+    state: RVRSState,
+    start: int,
+    length: int,
+    chunk_size: int,
+) -> tuple[RVRSState, RVRSInfo]:
+    # A loop to a traced length, not a scan, so that a shorter last chunk is no new program.
+    shapes = jax.eval_shape(algorithm.step, rng_key, state)[1]
+    infos = jax.tree.map(lambda leaf: jnp.zeros((chunk_size, *leaf.shape), leaf.dtype), shapes)
+
+    def body(index: int, carry: tuple[RVRSState, RVRSInfo]) -> tuple[RVRSState, RVRSInfo]:
+        state, infos = carry
+        state, info = algorithm.step(jax.random.fold_in(rng_key, start + index), state)
+        return state, jax.tree.map(lambda all_, one: all_.at[index].set(one), infos, info)
+
+    return lax.fori_loop(0, length, body, (state, infos))
+
+
+@partial(jax.jit, static_argnames=("logdensity_fn", "settings", "num_samples"))
+def _sample(
+    rng_key: PRNGKey,
+    state: RVRSState,
+    logdensity_fn: LogDensity,
+    settings: Settings,
+    num_samples: int,
+) -> tuple[PyTree, jax.Array]:
+    calibration_key, draw_key = jax.random.split(rng_key)
+    t = _recalibrated(calibration_key, state, logdensity_fn, settings)
+    problem = _problem(logdensity_fn, state.parameters, state.position, settings)
+    targets = _targets(state.parameters)
+    per_chunk = min(num_samples, max(1, int(_CHUNK * settings.target_acceptance)))
+    # Three standard deviations more than the average need, so that one block nearly always does.
+    block = rejection.block_size(per_chunk + 3 * math.isqrt(per_chunk), settings.target_acceptance)
+
+    def draw_chunk(key: PRNGKey) -> tuple[PyTree, jax.Array]:
+        draws = rejection.draw_exact(
+            key,
+            problem,
+            targets,
+            t,
+            num_samples=per_chunk,
+            epsilon=settings.epsilon,
+            block_size=block,
+            max_proposals=math.ceil(settings.max_proposals / settings.num_samples) * per_chunk,
+        )
+        return draws.noise, jnp.broadcast_to(draws.complete, per_chunk)
+
+    keys = jax.random.split(draw_key, math.ceil(num_samples / per_chunk))
+    noise, complete = lax.map(draw_chunk, keys)
+    noise = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:])[:num_samples], noise)
+    complete = complete.reshape(-1)[:num_samples]
+    flat, _ = jax.vmap(settings.proposal.propose, in_axes=(None, 0))(state.parameters, noise)
+    flat = jnp.where(complete[:, None], flat, jnp.nan)
+    return jax.vmap(ravel_pytree(state.position)[1])(flat), complete
+
+
+@partial(jax.jit, static_argnames=("logdensity_fn", "settings", "num_proposals"))
+def _evaluate(
+    rng_key: PRNGKey,
+    state: RVRSState,
+    logdensity_fn: LogDensity,
+    settings: Settings,
+    num_proposals: int,
+) -> Evidence:
+    calibration_key, proposal_key = jax.random.split(rng_key)
+    t = _recalibrated(calibration_key, state, logdensity_fn, settings)
+    estimates = evidence.estimate(
+        proposal_key,
+        _problem(logdensity_fn, state.parameters, state.position, settings),
+        _targets(state.parameters),
+        t,
+        num_proposals=num_proposals,
+        epsilon=settings.epsilon,
+        chunk_size=_CHUNK,
+    )
+    return jax.tree.map(lambda leaf: leaf[0], estimates)
+
+
+def _recalibrated(
+    rng_key: PRNGKey, state: RVRSState, logdensity_fn: LogDensity, settings: Settings
+) -> jax.Array:
+    lw = _calibration_weights(rng_key, state.parameters, state.position, logdensity_fn, settings)
+    return _solve_threshold(lw, settings)
+
+
+@partial(jax.jit, static_argnames=("logdensity_fn", "settings"))
+def _calibration_weights(
+    rng_key: PRNGKey,
+    parameters: Any,
+    position: PyTree,
+    logdensity_fn: LogDensity,
+    settings: Settings,
+) -> jax.Array:
+    """Log weights of fresh proposals, ``(n, 1)``, evaluated in chunks."""
+    problem = _problem(logdensity_fn, parameters, position, settings)
+    per_chunk = min(_CHUNK, _CALIBRATION_PROPOSALS)
+
+    def chunk(key: PRNGKey) -> jax.Array:
+        return log_weights(problem, _targets(parameters), problem.sample_noise(key, (per_chunk, 1)))
+
+    keys = jax.random.split(rng_key, _CALIBRATION_PROPOSALS // per_chunk)
+    return lax.map(chunk, keys).reshape(-1, 1)
+
+
+def _solve_threshold(lw: jax.Array, settings: Settings) -> jax.Array:
+    if settings.threshold is not None:
+        return jnp.full(1, settings.threshold, lw.dtype)
+    return threshold.calibrate(lw, settings.target_acceptance, settings.epsilon)
+
+
+def _problem(
+    logdensity_fn: LogDensity, parameters: Any, position: PyTree, settings: Settings
+) -> Problem:
+    _, unravel = ravel_pytree(position)
+    proposal = settings.proposal
+    return Problem(
+        sample_noise=lambda key, shape: proposal.sample_noise(key, shape, parameters),
+        propose=proposal.propose,
+        log_proposal=proposal.log_density,
+        log_joint=lambda model, data, z: logdensity_fn(unravel(z)),
+    )
+
+
+def _targets(parameters: Any) -> Targets:
+    """One target: B = 1."""
+    return Targets(jax.tree.map(lambda leaf: leaf[None], parameters))
+
+
+def _named_proposal(proposal: Proposal | str) -> Proposal:
+    if isinstance(proposal, Proposal):
+        return proposal
+    arguments.check_choice("proposal", proposal, _NAMED_PROPOSALS)
+    return _NAMED_PROPOSALS[proposal]()
+
+
+_NAMED_PROPOSALS = {
+    "diagonal": proposals.diagonal_normal,
+    "mvn": proposals.full_rank_normal,
+}
+
+
+def _check_density(logdensity_fn: LogDensity, position: PyTree) -> None:
+    leaves = jax.tree.leaves(position)
+    if not leaves or not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves):
+        raise ValueError(
+            "position must be a pytree of floating-point arrays, got "
+            f"{[str(leaf.dtype) for leaf in leaves] or 'no arrays'}; convert it, e.g. with "
+            "jnp.asarray(x, float)."
+        )
+    result = jax.eval_shape(logdensity_fn, position)
+    if not isinstance(result, jax.ShapeDtypeStruct) or result.shape != ():
+        raise ValueError(
+            "logdensity_fn must return a scalar for one position, got "
+            f"{jax.tree.map(lambda leaf: f'an array of shape {leaf.shape}', result)}; sum over "
+            "observations and coordinates."
+        )
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        return
+    value = logdensity_fn(position)
+    if not jnp.isfinite(value):
+        raise ValueError(
+            f"logdensity_fn is {value} at the initial position; start from a position inside "
+            "the support."
+        )
