@@ -1,8 +1,8 @@
 """Families of proposal distributions over flat vectors, for :mod:`rvrs.vi`.
 
 A family is a :class:`Proposal`: functions of its parameters, which are a NamedTuple of arrays. All
-of them are normals here, parameterised so that every real value of every parameter is valid. Calling
-a constructor twice gives the same object, so that compiled programs are found again.
+of them are normals here, parameterised so that every real value of every parameter is valid.
+Calling a constructor twice gives the same object, so that compiled programs are found again.
 """
 
 import math

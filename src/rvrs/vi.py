@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
 
 from rvrs import proposals
@@ -113,6 +114,7 @@ class Settings:
 
     @property
     def block_size(self) -> int:
+        """Proposals in the first block of a step."""
         return rejection.block_size(self.num_samples, self.target_acceptance)
 
 
@@ -274,9 +276,9 @@ def step(
         )
     info = RVRSInfo(
         elbo=jnp.where(complete, objective.elbo[0], jnp.nan),
-        acceptance=(draws.tally.acceptance / draws.tally.count)[0],
+        acceptance=(draws.tally.acceptance / draws.tally.num_proposals)[0],
         threshold=t[0],
-        num_proposals=draws.tally.count[0],
+        num_proposals=draws.tally.num_proposals[0],
         capped=~complete,
     )
     return RVRSState(parameters, opt_state, adapted, running_log_ratio, state.position), info
@@ -297,7 +299,7 @@ def sample(
     """
     arguments.check_count("num_samples", num_samples)
     positions, complete = _sample(rng_key, state, logdensity_fn, settings, num_samples)
-    if not isinstance(complete, jax.core.Tracer) and not bool(jnp.all(complete)):
+    if not isinstance(complete, Tracer) and not bool(jnp.all(complete)):
         warnings.warn(
             f"{int(jnp.sum(~complete))} of {num_samples} draws are NaN: max_proposals was hit. The "
             "density may be non-finite over most of the proposal; check it, or raise "
@@ -506,7 +508,7 @@ def _check_density(logdensity_fn: LogDensity, position: PyTree) -> None:
             f"{jax.tree.map(lambda leaf: f'an array of shape {leaf.shape}', result)}; sum over "
             "observations and coordinates."
         )
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+    if any(isinstance(leaf, Tracer) for leaf in leaves):
         return
     value = logdensity_fn(position)
     if not jnp.isfinite(value):

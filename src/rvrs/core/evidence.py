@@ -46,7 +46,7 @@ class _Moments(NamedTuple):
     same for the importance weights ``exp(lw)``.
     """
 
-    count: Float[Array, " b"]
+    num: Float[Array, " b"]
     log_scale: Float[Array, " b"]
     centre: Float[Array, " b"]  # sum(alpha A) / sum(alpha)
     weight: Float[Array, " b"]  # sum(alpha)
@@ -73,13 +73,13 @@ def estimate(
     At most about ``chunk_size`` proposals, over all targets, are in memory at any time. The
     number of proposals is rounded up to a whole number of chunks.
     """
-    per_chunk = max(1, min(num_proposals, chunk_size // targets.count))
+    per_chunk = max(1, min(num_proposals, chunk_size // targets.num_targets))
     num_chunks = math.ceil(num_proposals / per_chunk)
     targets, threshold = lax.stop_gradient((targets, threshold))
 
     def chunk(index: int | Array) -> _Moments:
         key = jax.random.fold_in(rng_key, index)
-        noise = problem.sample_noise(key, (per_chunk, targets.count))
+        noise = problem.sample_noise(key, (per_chunk, targets.num_targets))
         return _moments(log_weights(problem, targets, noise), threshold, epsilon)
 
     def add_chunk(index: int, moments: _Moments) -> _Moments:
@@ -107,7 +107,7 @@ def _moments(lw: Float[Array, "n b"], threshold: Float[Array, " b"], epsilon: fl
     evidence_scale = _finite_max(log_importance)
     importance = jnp.exp(log_importance - evidence_scale)
     return _Moments(
-        count=jnp.full_like(weight, lw.shape[0]),
+        num=jnp.full_like(weight, lw.shape[0]),
         log_scale=log_scale,
         centre=centre,
         weight=weight,
@@ -138,7 +138,7 @@ def _merge(first: _Moments, second: _Moments) -> _Moments:
         square_dd = moments.square_dd + 2 * shift * moments.square_d + shift**2 * moments.square
         evidence = jnp.exp(moments.evidence_scale - evidence_scale)
         return _Moments(
-            count=moments.count,
+            num=moments.num,
             log_scale=log_scale,
             centre=centre,
             weight=rescaled_weight(moments),
@@ -155,17 +155,17 @@ def _merge(first: _Moments, second: _Moments) -> _Moments:
 
 
 def _summarize(m: _Moments) -> Evidence:
-    log_normalizer = m.log_scale + jnp.log(m.weight / m.count)
+    log_normalizer = m.log_scale + jnp.log(m.weight / m.num)
     # A proposal contributes g = alpha (d + 1) / mean(alpha) to the ELBO, to first order; the
     # mean of g is 1 by the choice of the centre.
     elbo_square = m.square_dd + 2 * m.square_d + m.square
     return Evidence(
         elbo=m.centre + log_normalizer,
-        elbo_error=_relative_error(m.count, m.weight, elbo_square),
+        elbo_error=_relative_error(m.num, m.weight, elbo_square),
         log_normalizer=log_normalizer,
-        log_normalizer_error=_relative_error(m.count, m.weight, m.square),
-        log_evidence=m.evidence_scale + jnp.log(m.evidence_weight / m.count),
-        log_evidence_error=_relative_error(m.count, m.evidence_weight, m.evidence_square),
+        log_normalizer_error=_relative_error(m.num, m.weight, m.square),
+        log_evidence=m.evidence_scale + jnp.log(m.evidence_weight / m.num),
+        log_evidence_error=_relative_error(m.num, m.evidence_weight, m.evidence_square),
     )
 
 

@@ -93,7 +93,7 @@ def elbo_surrogate(
     elbo = lax.stop_gradient(weights.mean_log_ratio + draws.log_normalizer)
     elbo = jnp.where(draws.complete, elbo, 0.0)
     return Objective(
-        surrogate=elbo + carrier - lax.stop_gradient(carrier),
+        surrogate=elbo + (carrier - lax.stop_gradient(carrier)),
         elbo=elbo,
         log_ratio=weights.mean_log_ratio,
     )

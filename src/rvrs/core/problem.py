@@ -47,7 +47,7 @@ class Targets(NamedTuple):
     """What each target alone has; every leaf has the leading axis B."""
 
     @property
-    def count(self) -> int:
+    def num_targets(self) -> int:
         """The number of targets, B."""
         return jax.tree.leaves(self.proposal)[0].shape[0]
 

@@ -29,10 +29,10 @@ class Tally(NamedTuple):
     """Sums over every proposal that was evaluated, accepted or not, one entry per target.
 
     The number of proposals is a stopping time, so by Wald's identity
-    ``E[acceptance] = Z E[count]`` exactly, which :mod:`rvrs.core.threshold` relies on.
+    ``E[acceptance] = Z E[num_proposals]`` exactly, which :mod:`rvrs.core.threshold` relies on.
     """
 
-    count: Int[Array, " b"]
+    num_proposals: Int[Array, " b"]
     acceptance: Float[Array, " b"]
     """Sum of ``a_e``."""
     slope: Float[Array, " b"]
@@ -111,7 +111,7 @@ def draw_exact(
     # One split for all keys: each split costs as much as drawing a block's uniform numbers.
     noise_key, accept_key, loop_key = jax.random.split(rng_key, 3)
 
-    nothing = jnp.zeros(targets.count, jnp.int32)
+    nothing = jnp.zeros(targets.num_targets, jnp.int32)
     block = _propose((noise_key, accept_key), problem, targets, threshold, epsilon, first)
     progress = _start(_harvest(block, nothing, num_samples))
 
@@ -126,7 +126,7 @@ def draw_exact(
         key, offset_key, *keys = jax.random.split(key, 4)
         lacking = num_samples - progress.accepted
         if reallocate:
-            assigned = _share_out(offset_key, lacking, later * targets.count)
+            assigned = _share_out(offset_key, lacking, later * targets.num_targets)
             rows, thresholds = targets.take(assigned), threshold[assigned]
             block = _propose(keys, problem, rows, thresholds, epsilon, 1)
             harvest = _harvest_assigned(block, assigned, progress.accepted, num_samples)
@@ -139,15 +139,15 @@ def draw_exact(
         progress = lax.cond(
             jnp.all(progress.accepted == num_samples),
             lambda progress: progress,
-            lambda progress: lax.while_loop(unfinished, propose_more, (0, loop_key, progress))[2],
+            lambda progress: lax.while_loop(unfinished, propose_more, (jnp.int32(0), loop_key, progress))[2],
             progress,
         )
 
     complete = progress.accepted == num_samples
-    # An incomplete target has seen `count` proposals with `accepted` successes and stopped on a
+    # An incomplete target has seen `num_proposals` proposals with `accepted` successes and stopped on a
     # failure; the same formula with one more success counted stays finite and conservative.
     successes = jnp.where(complete, num_samples, progress.accepted + 1)
-    trials = jnp.where(complete, progress.trials, progress.tally.count + 1)
+    trials = jnp.where(complete, progress.trials, progress.tally.num_proposals + 1)
     dtype = threshold.dtype
     log_normalizer = digamma(successes.astype(dtype)) - digamma(trials.astype(dtype))
     return Draws(progress.noise, progress.log_weight, complete, log_normalizer, progress.tally)
@@ -169,9 +169,9 @@ def draw_budget(
     probability of the S' proposals, whose bias is about ``-Var(a_e) / (2 S' Z^2)``.
     """
     targets, threshold = lax.stop_gradient((targets, threshold))
-    keys = jax.random.split(rng_key)
-    block = _propose(keys, problem, targets, threshold, epsilon, num_proposals)
-    nothing = jnp.zeros(targets.count, jnp.int32)
+    noise_key, accept_key = jax.random.split(rng_key)
+    block = _propose((noise_key, accept_key), problem, targets, threshold, epsilon, num_proposals)
+    nothing = jnp.zeros(targets.num_targets, jnp.int32)
     progress = _start(_harvest(block, nothing, num_samples))
     mean_acceptance = progress.tally.acceptance / num_proposals
     return Draws(
@@ -213,7 +213,7 @@ def _propose(
     size: int,
 ) -> _Block:
     noise_key, accept_key = keys
-    shape = (size, targets.count)
+    shape = (size, targets.num_targets)
     noise = problem.sample_noise(noise_key, shape)
     log_weight = log_weights(problem, targets, noise)
     acceptance = evaluate(log_weight, threshold[None], epsilon)
@@ -242,14 +242,14 @@ def _harvest(block: _Block, already: Int[Array, " b"], num_samples: int) -> _Har
     found = (wanted > 0) & (wanted <= rank[-1])
     # Slots that stay empty hold a proposal of finite density, if there is one, so that a model
     # evaluated there for the sake of a fixed shape gives finite numbers.
-    filler = jnp.argmax(jnp.isfinite(block.log_weight), axis=0)
+    filler = lax.argmax(jnp.isfinite(block.log_weight), 0, jnp.int32)
     row, column = jnp.where(found, position, filler), jnp.arange(num_targets)
     noise, log_weight = jax.tree.map(
         lambda leaf: leaf.at[row, column].get(mode="promise_in_bounds"),
         (block.noise, block.log_weight),
     )
     tally = Tally(
-        count=jnp.full(num_targets, num_proposals, jnp.int32),
+        num_proposals=jnp.full(num_targets, num_proposals, jnp.int32),
         acceptance=jnp.sum(block.acceptance, axis=0),
         slope=jnp.sum(block.slope, axis=0),
         cross=jnp.sum(block.acceptance * block.slope, axis=0),
@@ -264,10 +264,10 @@ def _share_out(rng_key: PRNGKey, lacking: Int[Array, " b"], slots: int) -> Int[A
     fewer proposals than targets.
     """
     share = jnp.cumsum(lacking).astype(jnp.float32)
-    ticket = (jnp.arange(slots, dtype=jnp.float32) + jax.random.uniform(rng_key)) / slots
-    assigned = jnp.searchsorted(share, ticket * share[-1], side="right")
+    ticket = (jnp.arange(slots, dtype=jnp.float32) + jax.random.uniform(rng_key, dtype=jnp.float32)) / slots
+    assigned = jnp.searchsorted(share, ticket * share[-1], side="right").astype(jnp.int32)
     # Rounding may push the last tickets past the last share: they go to the last needy target.
-    last_needy = lacking.size - 1 - jnp.argmax(lacking[::-1] > 0)
+    last_needy = lacking.size - 1 - lax.argmax(lacking[::-1] > 0, 0, jnp.int32)
     return jnp.minimum(assigned, last_needy)
 
 
@@ -276,7 +276,7 @@ def _harvest_assigned(
 ) -> _Harvest:
     """Keep the first accepted proposals of a block of one row, sorted by target."""
     block = jax.tree.map(lambda leaf: leaf[0], block)
-    targets = jnp.arange(already.size)
+    targets = jnp.arange(already.size, dtype=jnp.int32)
     begin = jnp.searchsorted(assigned, targets, side="left").astype(jnp.int32)
     end = jnp.searchsorted(assigned, targets, side="right").astype(jnp.int32)
     rank = jnp.cumsum(block.accepted, dtype=jnp.int32)
@@ -294,7 +294,7 @@ def _harvest_assigned(
         return jax.ops.segment_sum(x, assigned, already.size, indices_are_sorted=True)
 
     tally = Tally(
-        count=end - begin,
+        num_proposals=end - begin,
         acceptance=total(block.acceptance),
         slope=total(block.slope),
         cross=total(block.acceptance * block.slope),
@@ -333,6 +333,6 @@ def _add(progress: _Progress, harvest: _Harvest) -> _Progress:
         noise,
         log_weight,
         accepted=jnp.minimum(progress.accepted + harvest.accepted, found.shape[0]),
-        trials=jnp.where(found[-1], progress.tally.count + harvest.trial, progress.trials),
+        trials=jnp.where(found[-1], progress.tally.num_proposals + harvest.trial, progress.trials),
         tally=jax.tree.map(jnp.add, progress.tally, harvest.tally),
     )

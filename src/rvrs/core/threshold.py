@@ -109,13 +109,13 @@ def adapt(
     an unbiased estimate of ``E_q[a_e - Z_target] E_q[d a_e / dT]`` over the proposals.
     """
     if rule == "sgd":
-        count = tally.count.astype(state.value.dtype)
+        count = tally.num_proposals.astype(state.value.dtype)
         pairs = tally.acceptance * tally.slope - tally.cross
         gradient = pairs / (count * (count - 1)) - target_acceptance * tally.slope / count
         return state._replace(value=state.value - gradient)
 
     expected = target_acceptance * block_size
-    error = (tally.acceptance - target_acceptance * tally.count) / expected
+    error = (tally.acceptance - target_acceptance * tally.num_proposals) / expected
     error = jnp.clip(error, -_LARGEST_ERROR, _LARGEST_ERROR)
     drift = state.drift + _NEWEST * (error - state.drift)
     power = state.power + _NEWEST * (error**2 - state.power)
