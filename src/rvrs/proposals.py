@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from jax.scipy.linalg import cho_factor, cho_solve, solve_triangular
 from jaxtyping import Array, Float
 
+from rvrs.core.arguments import check_count
+
 Vector = Float[Array, " d"]
 
 
@@ -107,11 +109,7 @@ def low_rank_normal(rank: int) -> Proposal:
 
     Costs ``O(d rank)`` per draw, so that it reaches dimensions where a full covariance does not.
     """
-    if rank < 1:
-        raise ValueError(
-            f"rank must be at least 1, got {rank}; use diagonal_normal() for a covariance "
-            "without factors."
-        )
+    check_count("rank", rank)
 
     def init(location: Vector, scale: float) -> LowRankNormal:
         # The gradient with respect to F vanishes at F = 0, so start beside it: each column

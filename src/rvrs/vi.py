@@ -362,7 +362,7 @@ def _run_chunk(
     shapes = jax.eval_shape(algorithm.step, rng_key, state)[1]
     infos = jax.tree.map(lambda leaf: jnp.zeros((chunk_size, *leaf.shape), leaf.dtype), shapes)
 
-    def body(index: int, carry: tuple[RVRSState, RVRSInfo]) -> tuple[RVRSState, RVRSInfo]:
+    def body(index: jax.Array, carry: tuple[RVRSState, RVRSInfo]) -> tuple[RVRSState, RVRSInfo]:
         state, infos = carry
         state, info = algorithm.step(jax.random.fold_in(rng_key, start + index), state)
         return state, jax.tree.map(lambda all_, one: all_.at[index].set(one), infos, info)

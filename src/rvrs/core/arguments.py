@@ -70,7 +70,7 @@ def check_count(name: str, value: Any) -> None:
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
     """One of a few words."""
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         known = ", ".join(repr(choice) for choice in choices)
         raise ValueError(f"{name} must be one of {known}, got {value!r}.")
 

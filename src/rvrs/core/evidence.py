@@ -77,15 +77,13 @@ def estimate(
     num_chunks = math.ceil(num_proposals / per_chunk)
     targets, threshold = lax.stop_gradient((targets, threshold))
 
-    def chunk(index: int | Array) -> _Moments:
+    def add_chunk(index: Array, moments: _Moments) -> _Moments:
         key = jax.random.fold_in(rng_key, index)
         noise = problem.sample_noise(key, (per_chunk, targets.num_targets))
-        return _moments(log_weights(problem, targets, noise), threshold, epsilon)
+        lw = log_weights(problem, targets, noise)
+        return _merge(moments, _moments(lw, threshold, epsilon))
 
-    def add_chunk(index: int, moments: _Moments) -> _Moments:
-        return _merge(moments, chunk(index))
-
-    return _summarize(lax.fori_loop(1, num_chunks, add_chunk, chunk(0)))
+    return _summarize(lax.fori_loop(0, num_chunks, add_chunk, _no_moments(threshold)))
 
 
 def from_log_weights(
@@ -118,6 +116,14 @@ def _moments(lw: Float[Array, "n b"], threshold: Float[Array, " b"], epsilon: fl
         evidence_weight=jnp.sum(importance, axis=0),
         evidence_square=jnp.sum(importance**2, axis=0),
     )
+
+
+def _no_moments(like: Float[Array, " b"]) -> _Moments:
+    """The moments of no proposals at all: nothing, on the smallest scale."""
+    zeros = jnp.zeros_like(like)
+    smallest = jnp.full_like(like, jnp.finfo(like.dtype).min)
+    nothing = _Moments(*[zeros] * len(_Moments._fields))
+    return nothing._replace(log_scale=smallest, evidence_scale=smallest)
 
 
 def _merge(first: _Moments, second: _Moments) -> _Moments:

@@ -148,8 +148,8 @@ def draw_exact(
     # failure; the same formula with one more success counted stays finite and conservative.
     successes = jnp.where(complete, num_samples, progress.accepted + 1)
     trials = jnp.where(complete, progress.trials, progress.tally.num_proposals + 1)
-    dtype = threshold.dtype
-    log_normalizer = digamma(successes.astype(dtype)) - digamma(trials.astype(dtype))
+    psi = digamma(jnp.stack([successes, trials]).astype(threshold.dtype))
+    log_normalizer = psi[0] - psi[1]
     return Draws(progress.noise, progress.log_weight, complete, log_normalizer, progress.tally)
 
 

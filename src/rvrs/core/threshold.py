@@ -62,7 +62,7 @@ def calibrate(
     low = jnp.where(any_finite, -highest - reach, 0.0)
     high = jnp.where(any_finite, -lowest + reach, 0.0)
 
-    def halve(_: int, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+    def halve(_: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
         low, high = ends
         middle = low + (high - low) / 2
         acceptance = jnp.mean(jnp.exp(log_acceptance(log_weights, middle[None], epsilon)), axis=0)
@@ -108,14 +108,13 @@ def adapt(
     ``"sgd"`` is the paper's rule: gradient descent on ``(Z - Z_target)^2 / 2`` with rate 1, from
     an unbiased estimate of ``E_q[a_e - Z_target] E_q[d a_e / dT]`` over the proposals.
     """
+    count = tally.num_proposals.astype(state.value.dtype)
     if rule == "sgd":
-        count = tally.num_proposals.astype(state.value.dtype)
         pairs = tally.acceptance * tally.slope - tally.cross
         gradient = pairs / (count * (count - 1)) - target_acceptance * tally.slope / count
         return state._replace(value=state.value - gradient)
 
-    expected = target_acceptance * block_size
-    error = (tally.acceptance - target_acceptance * tally.num_proposals) / expected
+    error = (tally.acceptance - target_acceptance * count) / (target_acceptance * block_size)
     error = jnp.clip(error, -_LARGEST_ERROR, _LARGEST_ERROR)
     drift = state.drift + _NEWEST * (error - state.drift)
     power = state.power + _NEWEST * (error**2 - state.power)
