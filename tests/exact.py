@@ -32,7 +32,9 @@ def _quartic(theta, z):
 
 
 def _banana(theta, z):
-    return -0.4 - 0.5 * z[0] ** 2 / 1.2 - 0.5 * ((z[1] - theta[0] * z[0] ** 2 - theta[1]) / 0.6) ** 2
+    return (
+        -0.4 - 0.5 * z[0] ** 2 / 1.2 - 0.5 * ((z[1] - theta[0] * z[0] ** 2 - theta[1]) / 0.6) ** 2
+    )
 
 
 CASES = {
@@ -82,6 +84,13 @@ def log_weight(case: Case, parameters: DiagonalNormal, theta, z):
     return case.log_joint(theta, z) - log_q + 0.5 * z.size * jnp.log(2 * jnp.pi)
 
 
+def log_weights_at(case: Case, noise):
+    """``lw`` at the draws that noise ``(n, d)`` stands for."""
+    p = case.parameters()
+    z = p.loc + jnp.exp(p.log_scale) * noise
+    return jax.vmap(lambda z: log_weight(case, p, jnp.asarray(THETA), z))(z)
+
+
 def acceptance(lw, threshold, epsilon):
     """``a_e``, written without the package."""
     return epsilon + (1 - epsilon) * jax.nn.sigmoid(lw + threshold)
@@ -121,9 +130,7 @@ def quadrature(case: Case, parameters: DiagonalNormal, theta, threshold, epsilon
 def threshold_for(case: Case, sigmoid_mean: float) -> float:
     """T at which ``E_q[a]`` (without the guardrail) has the given value."""
     grid = noise_grid(case)
-    p = case.parameters()
-    z = p.loc + jnp.exp(p.log_scale) * grid.nodes
-    lw = np.asarray(jax.vmap(lambda z: log_weight(case, p, jnp.asarray(THETA), z))(z))
+    lw = np.asarray(log_weights_at(case, grid.nodes))
     mass = np.exp(np.asarray(grid.log_mass))
     low, high = -100.0, 100.0
     for _ in range(60):

@@ -14,6 +14,8 @@ LAYERS = [
     "rvrs.bench",
     "rvrs.experiments",
     "rvrs.vi",
+    "rvrs.settings",
+    "rvrs.loop",
     "rvrs.proposals",
     "rvrs.core.evidence",
     "rvrs.core.objectives",

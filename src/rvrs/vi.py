@@ -12,10 +12,8 @@
 
 import math
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,15 +22,15 @@ from jax import lax
 from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
 
-from rvrs import proposals
 from rvrs.core import arguments, evidence, rejection, threshold
 from rvrs.core.evidence import Evidence
 from rvrs.core.objectives import Baseline, Estimator, elbo_surrogate
 from rvrs.core.problem import PRNGKey, Problem, PyTree, Targets, log_weights
 from rvrs.core.threshold import Rule, ThresholdState
+from rvrs.loop import VIAlgorithm as VIAlgorithm
+from rvrs.loop import run as run
 from rvrs.proposals import Proposal
-
-LogDensity = Callable[[PyTree], jax.Array]
+from rvrs.settings import LogDensity, Settings, check_density, named_proposal
 
 
 class RVRSState(NamedTuple):
@@ -62,19 +60,6 @@ class RVRSInfo(NamedTuple):
     """Whether ``max_proposals`` was hit; such a step moves T but not the proposal."""
 
 
-class VIAlgorithm(NamedTuple):
-    """BlackJAX's interface (``init``, ``step``, ``sample``), and ``evaluate``."""
-
-    init: Callable[[PyTree], RVRSState]
-    """``(position) -> state``."""
-    step: Callable[[PRNGKey, RVRSState], tuple[RVRSState, RVRSInfo]]
-    """``(rng_key, state) -> (state, info)``."""
-    sample: Callable[..., PyTree]
-    """``(rng_key, state, num_samples) -> positions`` with a leading axis."""
-    evaluate: Callable[..., Evidence]
-    """``(rng_key, state, num_proposals=100_000) -> Evidence``."""
-
-
 # max_proposals by default: so many times the proposals that are needed on average that an
 # adapted threshold never gets there.
 _DEFAULT_CAP = 50
@@ -84,38 +69,6 @@ _CALIBRATION_PROPOSALS = 10_000
 _CHUNK = 10_000
 # Weight of the newest step in the running estimate of E_r[A].
 _BASELINE_RATE = 0.02
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The settings of :func:`as_top_level_api`, checked."""
-
-    proposal: Proposal
-    target_acceptance: float = 0.1
-    num_samples: int = 2
-    epsilon: float = 1e-4
-    threshold: float | None = None
-    estimator: Estimator = "reparameterized"
-    baseline: Baseline = "leave_one_out"
-    threshold_rule: Rule = "tracking"
-    max_proposals: int = 1000
-    init_scale: float = 0.1
-
-    def __post_init__(self) -> None:
-        arguments.check_epsilon(self.epsilon)
-        arguments.check_target_acceptance(self.target_acceptance, self.epsilon)
-        arguments.check_choice("baseline", self.baseline, get_args(Baseline))
-        arguments.check_choice("estimator", self.estimator, get_args(Estimator))
-        arguments.check_choice("threshold_rule", self.threshold_rule, get_args(Rule))
-        arguments.check_num_samples(self.num_samples, self.baseline)
-        arguments.check_max_proposals(self.max_proposals, self.num_samples)
-        arguments.check_threshold(self.threshold)
-        arguments.check_positive("init_scale", self.init_scale)
-
-    @property
-    def block_size(self) -> int:
-        """Proposals in the first block of a step."""
-        return rejection.block_size(self.num_samples, self.target_acceptance)
 
 
 def as_top_level_api(
@@ -174,7 +127,7 @@ def as_top_level_api(
         arguments.check_count("num_samples", num_samples)
         max_proposals = _DEFAULT_CAP * rejection.block_size(num_samples, target_acceptance)
     settings = Settings(
-        proposal=_named_proposal(proposal),
+        proposal=named_proposal(proposal),
         target_acceptance=target_acceptance,
         num_samples=num_samples,
         epsilon=epsilon,
@@ -202,7 +155,7 @@ def init(
 ) -> RVRSState:
     """The state at a proposal around ``position``, with T calibrated to it."""
     position = jax.tree.map(jnp.asarray, position)
-    _check_density(logdensity_fn, position)
+    check_density(logdensity_fn, position)
     location, _ = ravel_pytree(position)
     parameters = settings.proposal.init(location, settings.init_scale)
     opt_state = optimizer.init(parameters)
@@ -254,7 +207,7 @@ def step(
 
     complete = draws.complete[0]
     # A step without its draws, or with a density that has no finite gradient there, is skipped.
-    useful = complete & jnp.isfinite(optax.global_norm(gradient))
+    useful = jax.tree.reduce(lambda ok, g: ok & jnp.all(jnp.isfinite(g)), gradient, complete)
     parameters, opt_state, running_log_ratio = jax.tree.map(
         lambda new, old: jnp.where(useful, new, old),
         (
@@ -274,11 +227,12 @@ def step(
             block_size=settings.block_size,
             rule=settings.threshold_rule,
         )
+    tally = draws.tally
     info = RVRSInfo(
         elbo=jnp.where(complete, objective.elbo[0], jnp.nan),
-        acceptance=(draws.tally.acceptance / draws.tally.num_proposals)[0],
+        acceptance=tally.acceptance[0] / tally.num_proposals[0].astype(t.dtype),
         threshold=t[0],
-        num_proposals=draws.tally.num_proposals[0],
+        num_proposals=tally.num_proposals[0],
         capped=~complete,
     )
     return RVRSState(parameters, opt_state, adapted, running_log_ratio, state.position), info
@@ -320,54 +274,6 @@ def evaluate(
     """ELBO, log Z and log evidence with standard errors; T is recalibrated from the parameters."""
     arguments.check_count("num_proposals", num_proposals)
     return _evaluate(rng_key, state, logdensity_fn, settings, num_proposals)
-
-
-def run(
-    rng_key: PRNGKey,
-    algorithm: VIAlgorithm,
-    state: RVRSState,
-    num_steps: int,
-    *,
-    chunk_size: int = 1000,
-    callback: Callable[[int, RVRSState, RVRSInfo], None] | None = None,
-) -> tuple[RVRSState, RVRSInfo]:
-    """Take ``num_steps`` steps and return the last state and the infos of all steps.
-
-    Steps run in compiled chunks of ``chunk_size``; the program is compiled once, whatever
-    the number of steps, and the result does not depend on ``chunk_size``. After each chunk
-    ``callback(steps_done, state, infos_of_chunk)`` may report progress.
-    """
-    arguments.check_count("num_steps", num_steps)
-    arguments.check_count("chunk_size", chunk_size)
-    infos = []
-    for start in range(0, num_steps, chunk_size):
-        length = min(chunk_size, num_steps - start)
-        state, chunk = _run_chunk(rng_key, algorithm, state, start, length, chunk_size)
-        infos.append(jax.tree.map(lambda leaf, length=length: leaf[:length], chunk))
-        if callback is not None:
-            callback(start + length, state, infos[-1])
-    return state, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *infos)
-
-
-@partial(jax.jit, static_argnames=("algorithm", "chunk_size"))
-def _run_chunk(
-    rng_key: PRNGKey,
-    algorithm: VIAlgorithm,
-    state: RVRSState,
-    start: int,
-    length: int,
-    chunk_size: int,
-) -> tuple[RVRSState, RVRSInfo]:
-    # A loop to a traced length, not a scan, so that a shorter last chunk is no new program.
-    shapes = jax.eval_shape(algorithm.step, rng_key, state)[1]
-    infos = jax.tree.map(lambda leaf: jnp.zeros((chunk_size, *leaf.shape), leaf.dtype), shapes)
-
-    def body(index: jax.Array, carry: tuple[RVRSState, RVRSInfo]) -> tuple[RVRSState, RVRSInfo]:
-        state, infos = carry
-        state, info = algorithm.step(jax.random.fold_in(rng_key, start + index), state)
-        return state, jax.tree.map(lambda all_, one: all_.at[index].set(one), infos, info)
-
-    return lax.fori_loop(0, length, body, (state, infos))
 
 
 @partial(jax.jit, static_argnames=("logdensity_fn", "settings", "num_samples"))
@@ -478,41 +384,3 @@ def _problem(
 def _targets(parameters: Any) -> Targets:
     """One target: B = 1."""
     return Targets(jax.tree.map(lambda leaf: leaf[None], parameters))
-
-
-def _named_proposal(proposal: Proposal | str) -> Proposal:
-    if isinstance(proposal, Proposal):
-        return proposal
-    arguments.check_choice("proposal", proposal, _NAMED_PROPOSALS)
-    return _NAMED_PROPOSALS[proposal]()
-
-
-_NAMED_PROPOSALS = {
-    "diagonal": proposals.diagonal_normal,
-    "mvn": proposals.full_rank_normal,
-}
-
-
-def _check_density(logdensity_fn: LogDensity, position: PyTree) -> None:
-    leaves = jax.tree.leaves(position)
-    if not leaves or not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves):
-        raise ValueError(
-            "position must be a pytree of floating-point arrays, got "
-            f"{[str(leaf.dtype) for leaf in leaves] or 'no arrays'}; convert it, e.g. with "
-            "jnp.asarray(x, float)."
-        )
-    result = jax.eval_shape(logdensity_fn, position)
-    if not isinstance(result, jax.ShapeDtypeStruct) or result.shape != ():
-        raise ValueError(
-            "logdensity_fn must return a scalar for one position, got "
-            f"{jax.tree.map(lambda leaf: f'an array of shape {leaf.shape}', result)}; sum over "
-            "observations and coordinates."
-        )
-    if any(isinstance(leaf, Tracer) for leaf in leaves):
-        return
-    value = logdensity_fn(position)
-    if not jnp.isfinite(value):
-        raise ValueError(
-            f"logdensity_fn is {value} at the initial position; start from a position inside "
-            "the support."
-        )

@@ -31,7 +31,7 @@ def test_num_samples_must_be_a_positive_whole_number(value):
 
 
 def test_one_draw_needs_a_running_baseline():
-    with pytest.raises(ValueError, match='num_samples=1 .*baseline="running"'):
+    with pytest.raises(ValueError, match=r'num_samples=1 .*baseline="running"'):
         arguments.check_num_samples(1, "leave_one_out")
     arguments.check_num_samples(1, "running")
 

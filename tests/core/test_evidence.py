@@ -74,7 +74,7 @@ def test_chunks_merge_to_what_one_pass_over_all_log_weights_gives():
         for epsilon in (0.0, 1e-3):
             whole = evidence.from_log_weights(jnp.asarray(lw), t, epsilon=epsilon)
             parts = [evidence._moments(jnp.asarray(part), t, epsilon) for part in np.split(lw, 5)]
-            merged = evidence._summarize(functools.reduce(evidence._merge, parts))
+            merged = evidence._summarize(functools.reduce(evidence._merge, parts), t)
             for name, one, other in zip(whole._fields, whole, merged, strict=True):
                 np.testing.assert_allclose(one, other, rtol=1e-10, err_msg=name)
 

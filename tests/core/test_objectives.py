@@ -40,9 +40,7 @@ def surrogate_gradients(case, targets, draws, t, epsilon, weights=None, **option
 
     def total(proposal, data):
         moved = targets._replace(proposal=proposal, data=data)
-        objective = elbo_surrogate(
-            exact.problem(case), moved, draws, t, epsilon=epsilon, **options
-        )
+        objective = elbo_surrogate(exact.problem(case), moved, draws, t, epsilon=epsilon, **options)
         return jnp.sum(objective.surrogate if weights is None else weights * objective.surrogate)
 
     by_p, by_data = jax.grad(total, argnums=(0, 1))(targets.proposal, targets.data)
@@ -57,9 +55,7 @@ def expected_gradient(sigmoid_mean, epsilon, **options):
     with jax.enable_x64():
         # The acceptance probability is a steep function; 401 nodes give only three digits.
         e = np.linspace(-6.5, 6.5, 1201)
-        p = case.parameters()
-        lw = jax.vmap(lambda e: exact.log_weight(
-            case, p, jnp.asarray(exact.THETA), p.loc + jnp.exp(p.log_scale) * e))(e[:, None])  # fmt: skip
+        lw = exact.log_weights_at(case, e[:, None])
         r = np.exp(-0.5 * e**2) * np.asarray(exact.acceptance(lw, t, epsilon))
         r /= r.sum()
         first, second = np.meshgrid(np.arange(e.size), np.arange(e.size), indexing="ij")
@@ -119,9 +115,7 @@ def test_a_running_baseline_that_is_right_gives_the_gradient_with_one_draw():
         t, gradient = exact_gradient("quartic", 0.3, 1e-2)
         with jax.enable_x64():
             e = jnp.linspace(-9, 9, 2001)
-            p = case.parameters()
-            lw = jax.vmap(lambda e: exact.log_weight(
-                case, p, jnp.asarray(exact.THETA), p.loc + jnp.exp(p.log_scale) * e))(e[:, None])  # fmt: skip
+            lw = exact.log_weights_at(case, e[:, None])
             a_e = exact.acceptance(lw, t, 1e-2)
             r = jnp.exp(-0.5 * e**2) * a_e
             r = r / r.sum()

@@ -174,8 +174,9 @@ def test_reallocation_saves_proposals_where_one_target_is_hard():
     targets = exact.targets(CASE, 64)
     total = {
         sampler: int(
-            draws_of(sampler, jax.random.key(0), exact.problem(CASE), targets, t, block_size=4)
-            .tally.num_proposals.sum()
+            draws_of(
+                sampler, jax.random.key(0), exact.problem(CASE), targets, t, block_size=4
+            ).tally.num_proposals.sum()
         )
         for sampler in ("exact", "reallocated")
     }

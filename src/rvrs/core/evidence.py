@@ -37,6 +37,8 @@ class Evidence(NamedTuple):
     log_evidence: Float[Array, " b"]
     """``log p(x)`` by importance sampling from the proposal."""
     log_evidence_error: Float[Array, " b"]
+    threshold: Float[Array, " b"]
+    """T that all this holds for."""
 
 
 class _Moments(NamedTuple):
@@ -83,14 +85,15 @@ def estimate(
         lw = log_weights(problem, targets, noise)
         return _merge(moments, _moments(lw, threshold, epsilon))
 
-    return _summarize(lax.fori_loop(0, num_chunks, add_chunk, _no_moments(threshold)))
+    moments = lax.fori_loop(0, num_chunks, add_chunk, _no_moments(threshold))
+    return _summarize(moments, threshold)
 
 
 def from_log_weights(
     log_weights: Float[Array, "n b"], threshold: Float[Array, " b"], *, epsilon: float
 ) -> Evidence:
     """The same estimates from log weights of proposals that are at hand."""
-    return _summarize(_moments(log_weights, threshold, epsilon))
+    return _summarize(_moments(log_weights, threshold, epsilon), threshold)
 
 
 def _moments(lw: Float[Array, "n b"], threshold: Float[Array, " b"], epsilon: float) -> _Moments:
@@ -160,7 +163,7 @@ def _merge(first: _Moments, second: _Moments) -> _Moments:
     return total._replace(log_scale=log_scale, centre=centre, evidence_scale=evidence_scale)
 
 
-def _summarize(m: _Moments) -> Evidence:
+def _summarize(m: _Moments, threshold: Float[Array, " b"]) -> Evidence:
     log_normalizer = m.log_scale + jnp.log(m.weight / m.num)
     # A proposal contributes g = alpha (d + 1) / mean(alpha) to the ELBO, to first order; the
     # mean of g is 1 by the choice of the centre.
@@ -172,6 +175,7 @@ def _summarize(m: _Moments) -> Evidence:
         log_normalizer_error=_relative_error(m.num, m.weight, m.square),
         log_evidence=m.evidence_scale + jnp.log(m.evidence_weight / m.num),
         log_evidence_error=_relative_error(m.num, m.evidence_weight, m.evidence_square),
+        threshold=threshold,
     )
 
 

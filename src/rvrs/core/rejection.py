@@ -135,17 +135,17 @@ def draw_exact(
             harvest = _harvest(block, progress.accepted, num_samples)
         return round_ + 1, key, _add(progress, harvest)
 
+    def propose_until_done(progress: _Progress) -> _Progress:
+        start = (jnp.int32(0), loop_key, progress)
+        return lax.while_loop(unfinished, propose_more, start)[2]
+
     if max_rounds:
-        progress = lax.cond(
-            jnp.all(progress.accepted == num_samples),
-            lambda progress: progress,
-            lambda progress: lax.while_loop(unfinished, propose_more, (jnp.int32(0), loop_key, progress))[2],
-            progress,
-        )
+        done = jnp.all(progress.accepted == num_samples)
+        progress = lax.cond(done, lambda progress: progress, propose_until_done, progress)
 
     complete = progress.accepted == num_samples
-    # An incomplete target has seen `num_proposals` proposals with `accepted` successes and stopped on a
-    # failure; the same formula with one more success counted stays finite and conservative.
+    # An incomplete target has stopped on a failure; the same formula with one more proposal, taken
+    # for a success, stays finite.
     successes = jnp.where(complete, num_samples, progress.accepted + 1)
     trials = jnp.where(complete, progress.trials, progress.tally.num_proposals + 1)
     psi = digamma(jnp.stack([successes, trials]).astype(threshold.dtype))
@@ -264,7 +264,8 @@ def _share_out(rng_key: PRNGKey, lacking: Int[Array, " b"], slots: int) -> Int[A
     fewer proposals than targets.
     """
     share = jnp.cumsum(lacking).astype(jnp.float32)
-    ticket = (jnp.arange(slots, dtype=jnp.float32) + jax.random.uniform(rng_key, dtype=jnp.float32)) / slots
+    offset = jax.random.uniform(rng_key, dtype=jnp.float32)
+    ticket = (jnp.arange(slots, dtype=jnp.float32) + offset) / slots
     assigned = jnp.searchsorted(share, ticket * share[-1], side="right").astype(jnp.int32)
     # Rounding may push the last tickets past the last share: they go to the last needy target.
     last_needy = lacking.size - 1 - lax.argmax(lacking[::-1] > 0, 0, jnp.int32)

@@ -1,0 +1,77 @@
+"""The interface of an algorithm, and many of its steps in one compiled loop."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from rvrs.core.arguments import check_count
+from rvrs.core.evidence import Evidence
+from rvrs.core.problem import PRNGKey, PyTree
+
+State = Any
+Info = Any
+
+
+class VIAlgorithm(NamedTuple):
+    """BlackJAX's interface (``init``, ``step``, ``sample``), and ``evaluate``."""
+
+    init: Callable[[PyTree], State]
+    """``(position) -> state``."""
+    step: Callable[[PRNGKey, State], tuple[State, Info]]
+    """``(rng_key, state) -> (state, info)``."""
+    sample: Callable[..., PyTree]
+    """``(rng_key, state, num_samples) -> positions`` with a leading axis."""
+    evaluate: Callable[..., Evidence]
+    """``(rng_key, state, num_proposals=100_000) -> Evidence``."""
+
+
+def run(
+    rng_key: PRNGKey,
+    algorithm: VIAlgorithm,
+    state: State,
+    num_steps: int,
+    *,
+    chunk_size: int = 1000,
+    callback: Callable[[int, State, Info], None] | None = None,
+) -> tuple[State, Info]:
+    """Take ``num_steps`` steps and return the last state and the infos of all steps.
+
+    Steps run in compiled chunks of ``chunk_size``; the program is compiled once, whatever
+    the number of steps, and the result does not depend on ``chunk_size``. After each chunk
+    ``callback(steps_done, state, infos_of_chunk)`` may report progress.
+    """
+    check_count("num_steps", num_steps)
+    check_count("chunk_size", chunk_size)
+    infos = []
+    for start in range(0, num_steps, chunk_size):
+        length = min(chunk_size, num_steps - start)
+        state, chunk = _run_chunk(rng_key, algorithm, state, start, length, chunk_size)
+        infos.append(jax.tree.map(lambda leaf, length=length: leaf[:length], chunk))
+        if callback is not None:
+            callback(start + length, state, infos[-1])
+    return state, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *infos)
+
+
+@partial(jax.jit, static_argnames=("algorithm", "chunk_size"))
+def _run_chunk(
+    rng_key: PRNGKey,
+    algorithm: VIAlgorithm,
+    state: State,
+    start: int,
+    length: int,
+    chunk_size: int,
+) -> tuple[State, Info]:
+    # A loop to a traced length, not a scan, so that a shorter last chunk is no new program.
+    shapes = jax.eval_shape(algorithm.step, rng_key, state)[1]
+    infos = jax.tree.map(lambda leaf: jnp.zeros((chunk_size, *leaf.shape), leaf.dtype), shapes)
+
+    def body(index: jax.Array, carry: tuple[State, Info]) -> tuple[State, Info]:
+        state, infos = carry
+        state, info = algorithm.step(jax.random.fold_in(rng_key, start + index), state)
+        return state, jax.tree.map(lambda all_, one: all_.at[index].set(one), infos, info)
+
+    return lax.fori_loop(0, length, body, (state, infos))

@@ -1,0 +1,90 @@
+"""The settings of :mod:`rvrs.vi`, and the checks of what a user passes to it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import get_args
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+
+from rvrs import proposals
+from rvrs.core import arguments, rejection
+from rvrs.core.objectives import Baseline, Estimator
+from rvrs.core.problem import PyTree
+from rvrs.core.threshold import Rule
+from rvrs.proposals import Proposal
+
+LogDensity = Callable[[PyTree], jax.Array]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of :func:`as_top_level_api`, checked."""
+
+    proposal: Proposal
+    target_acceptance: float = 0.1
+    num_samples: int = 2
+    epsilon: float = 1e-4
+    threshold: float | None = None
+    estimator: Estimator = "reparameterized"
+    baseline: Baseline = "leave_one_out"
+    threshold_rule: Rule = "tracking"
+    max_proposals: int = 1000
+    init_scale: float = 0.1
+
+    def __post_init__(self) -> None:
+        arguments.check_epsilon(self.epsilon)
+        arguments.check_target_acceptance(self.target_acceptance, self.epsilon)
+        arguments.check_choice("baseline", self.baseline, get_args(Baseline))
+        arguments.check_choice("estimator", self.estimator, get_args(Estimator))
+        arguments.check_choice("threshold_rule", self.threshold_rule, get_args(Rule))
+        arguments.check_num_samples(self.num_samples, self.baseline)
+        arguments.check_max_proposals(self.max_proposals, self.num_samples)
+        arguments.check_threshold(self.threshold)
+        arguments.check_positive("init_scale", self.init_scale)
+
+    @property
+    def block_size(self) -> int:
+        """Proposals in the first block of a step."""
+        return rejection.block_size(self.num_samples, self.target_acceptance)
+
+
+def named_proposal(proposal: Proposal | str) -> Proposal:
+    """A family by its name, or as it is."""
+    if isinstance(proposal, Proposal):
+        return proposal
+    arguments.check_choice("proposal", proposal, _NAMED_PROPOSALS)
+    return _NAMED_PROPOSALS[proposal]()
+
+
+_NAMED_PROPOSALS = {
+    "diagonal": proposals.diagonal_normal,
+    "mvn": proposals.full_rank_normal,
+}
+
+
+def check_density(logdensity_fn: LogDensity, position: PyTree) -> None:
+    """Refuse positions that are not floating-point, and densities not scalar and finite there."""
+    leaves = jax.tree.leaves(position)
+    if not leaves or not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves):
+        raise ValueError(
+            "position must be a pytree of floating-point arrays, got "
+            f"{[str(leaf.dtype) for leaf in leaves] or 'no arrays'}; convert it, e.g. with "
+            "jnp.asarray(x, float)."
+        )
+    result = jax.eval_shape(logdensity_fn, position)
+    if not isinstance(result, jax.ShapeDtypeStruct) or result.shape != ():
+        raise ValueError(
+            "logdensity_fn must return a scalar for one position, got "
+            f"{jax.tree.map(lambda leaf: f'an array of shape {leaf.shape}', result)}; sum over "
+            "observations and coordinates."
+        )
+    if any(isinstance(leaf, Tracer) for leaf in leaves):
+        return
+    value = logdensity_fn(position)
+    if not jnp.isfinite(value):
+        raise ValueError(
+            f"logdensity_fn is {value} at the initial position; start from a position inside "
+            "the support."
+        )
