@@ -214,9 +214,7 @@ def _propose(
 ) -> _Block:
     noise_key, accept_key = keys
     shape = (size, targets.num_targets)
-    # Three things are made of the noise; without the barrier XLA fuses its last, costly step into
-    # each of them.
-    noise = lax.optimization_barrier(problem.sample_noise(noise_key, shape))
+    noise = problem.sample_noise(noise_key, shape)
     log_weight = log_weights(problem, targets, noise)
     acceptance = evaluate(log_weight, threshold[None], epsilon)
     a_e = jnp.exp(acceptance.log_probability)
