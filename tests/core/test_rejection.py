@@ -1,8 +1,11 @@
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.special import digamma
 
 from rvrs.core import rejection
 from rvrs.core.problem import Problem, Targets
@@ -287,3 +290,22 @@ def test_acceptance_far_below_float32_steps_of_the_uniform_is_right():
 )
 def test_block_size_is_the_expected_number_of_proposals(num_samples, acceptance, size):
     assert rejection.block_size(num_samples, acceptance) == size
+
+
+@pytest.mark.parametrize("reallocate", [False, True])
+def test_trials_are_counted_across_blocks(reallocate):
+    # Noise numbers the proposals of a block. The first block (12) accepts the 4th and the 10th,
+    # the second one (6) the 4th: the third draw took 12 + 4 trials.
+    problem = Problem(
+        lambda key, shape: jnp.arange(math.prod(shape), dtype=jnp.float32).reshape(shape),
+        propose=lambda phi, noise: (noise, jnp.zeros(())),
+        log_proposal=lambda phi, z: jnp.zeros(()),
+        log_joint=lambda model, data, z: jnp.where((z == 3) | (z == 9), 1e6, -1e6),
+    )
+    draws = rejection.draw_exact(
+        jax.random.key(0), problem, Targets(jnp.zeros((1, 1))), jnp.zeros(1), num_samples=3,
+        epsilon=0.0, block_size=12, max_proposals=100, reallocate=reallocate,
+    )  # fmt: skip
+    np.testing.assert_array_equal(draws.noise[:, 0], [3, 9, 3])
+    assert int(draws.tally.num_proposals[0]) == 18
+    np.testing.assert_allclose(draws.log_normalizer, digamma(3) - digamma(16), rtol=1e-6)
