@@ -23,15 +23,15 @@ class Settings:
     """The settings of :func:`as_top_level_api`, checked."""
 
     proposal: Proposal
-    target_acceptance: float = 0.1
-    num_samples: int = 2
-    epsilon: float = 1e-4
-    threshold: float | None = None
-    estimator: Estimator = "reparameterized"
-    baseline: Baseline = "leave_one_out"
-    threshold_rule: Rule = "tracking"
-    max_proposals: int = 1000
-    init_scale: float = 0.1
+    target_acceptance: float
+    num_samples: int
+    epsilon: float
+    threshold: float | None
+    estimator: Estimator
+    baseline: Baseline
+    threshold_rule: Rule
+    max_proposals: int
+    init_scale: float
 
     def __post_init__(self) -> None:
         arguments.check_epsilon(self.epsilon)
