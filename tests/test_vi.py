@@ -306,6 +306,13 @@ def test_bad_densities_and_positions_are_refused_before_anything_is_compiled(
     assert vi._calibration_weights._cache_size() == before
 
 
+def test_a_density_or_optimizer_of_the_wrong_kind_is_refused():
+    with pytest.raises(ValueError, match="logdensity_fn must be a function"):
+        vi.as_top_level_api(None, optax.adam(1e-2))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"optimizer must be an optax optimizer, got 0\.01"):
+        vi.as_top_level_api(quartic, 1e-2)  # type: ignore[arg-type]
+
+
 def test_counts_of_draws_and_steps_are_checked():
     alg, state, _ = trained(target_acceptance=0.3)
     with pytest.raises(ValueError, match="num_samples must be a whole number"):

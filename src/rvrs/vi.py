@@ -121,6 +121,15 @@ def as_top_level_api(
     -------
     A :class:`VIAlgorithm`. Its ``step`` is pure and made for ``jit`` and ``scan``.
     """
+    if not callable(logdensity_fn):
+        raise ValueError(
+            f"logdensity_fn must be a function of a position, got {logdensity_fn!r}; pass the "
+            "function itself."
+        )
+    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
+        raise ValueError(
+            f"optimizer must be an optax optimizer, got {optimizer!r}; use e.g. optax.adam(1e-2)."
+        )
     arguments.check_epsilon(epsilon)
     arguments.check_target_acceptance(target_acceptance, epsilon)
     if max_proposals is None:
