@@ -1,8 +1,8 @@
-"""The settings of :mod:`rvrs.vi`, and the checks of what a user passes to it."""
+"""The settings of the method, and the checks of what a user passes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jax.core import Tracer
 
 from rvrs import proposals
 from rvrs.core import arguments, rejection
-from rvrs.core.objectives import Baseline, Estimator
+from rvrs.core.objectives import Baseline, Estimator, ModelGradient
 from rvrs.core.problem import PyTree
 from rvrs.core.threshold import Rule
 from rvrs.proposals import Proposal
@@ -20,7 +20,7 @@ LogDensity = Callable[[PyTree], jax.Array]
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of :func:`as_top_level_api`, checked."""
+    """The settings of one training, checked."""
 
     proposal: Proposal
     target_acceptance: float
@@ -32,6 +32,7 @@ class Settings:
     threshold_rule: Rule
     max_proposals: int
     init_scale: float
+    model_gradient: ModelGradient = "unbiased"
 
     def __post_init__(self) -> None:
         arguments.check_epsilon(self.epsilon)
@@ -43,11 +44,26 @@ class Settings:
         arguments.check_max_proposals(self.max_proposals, self.num_samples)
         arguments.check_threshold(self.threshold)
         arguments.check_positive("init_scale", self.init_scale)
+        arguments.check_choice("model_gradient", self.model_gradient, get_args(ModelGradient))
 
     @property
     def block_size(self) -> int:
         """Proposals in the first block of a step."""
         return rejection.block_size(self.num_samples, self.target_acceptance)
+
+
+# max_proposals by default: so many times the proposals that are needed on average that an
+# adapted threshold never gets there.
+_DEFAULT_CAP = 50
+
+
+def default_max_proposals(max_proposals: Any, num_samples: Any, target_acceptance: Any) -> Any:
+    """``max_proposals``, or where that is None a bound that only a broken target reaches."""
+    if max_proposals is not None:
+        return max_proposals
+    arguments.check_count("num_samples", num_samples)
+    arguments.check_target_acceptance(target_acceptance, epsilon=0)
+    return _DEFAULT_CAP * rejection.block_size(num_samples, target_acceptance)
 
 
 def named_proposal(proposal: Proposal | str) -> Proposal:

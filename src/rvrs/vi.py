@@ -10,7 +10,6 @@
 (1000, 2)
 """
 
-import math
 import warnings
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,19 +17,25 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from jax import lax
 from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
 
+from rvrs import engine
 from rvrs.core import arguments, evidence, rejection, threshold
 from rvrs.core.evidence import Evidence
 from rvrs.core.objectives import Baseline, Estimator, elbo_surrogate
-from rvrs.core.problem import PRNGKey, Problem, PyTree, Targets, log_weights
+from rvrs.core.problem import PRNGKey, Problem, PyTree, Targets
 from rvrs.core.threshold import Rule, ThresholdState
 from rvrs.loop import VIAlgorithm as VIAlgorithm
 from rvrs.loop import run as run
 from rvrs.proposals import Proposal
-from rvrs.settings import LogDensity, Settings, check_density, named_proposal
+from rvrs.settings import (
+    LogDensity,
+    Settings,
+    check_density,
+    default_max_proposals,
+    named_proposal,
+)
 
 
 class RVRSState(NamedTuple):
@@ -60,13 +65,6 @@ class RVRSInfo(NamedTuple):
     """Whether ``max_proposals`` was hit; such a step moves T but not the proposal."""
 
 
-# max_proposals by default: so many times the proposals that are needed on average that an
-# adapted threshold never gets there.
-_DEFAULT_CAP = 50
-# Proposals that T is solved from wherever it is not carried along.
-_CALIBRATION_PROPOSALS = 10_000
-# Proposals evaluated at once outside training, which bounds memory.
-_CHUNK = 10_000
 # Weight of the newest step in the running estimate of E_r[A].
 _BASELINE_RATE = 0.02
 
@@ -130,11 +128,6 @@ def as_top_level_api(
         raise ValueError(
             f"optimizer must be an optax optimizer, got {optimizer!r}; use e.g. optax.adam(1e-2)."
         )
-    arguments.check_epsilon(epsilon)
-    arguments.check_target_acceptance(target_acceptance, epsilon)
-    if max_proposals is None:
-        arguments.check_count("num_samples", num_samples)
-        max_proposals = _DEFAULT_CAP * rejection.block_size(num_samples, target_acceptance)
     settings = Settings(
         proposal=named_proposal(proposal),
         target_acceptance=target_acceptance,
@@ -144,7 +137,7 @@ def as_top_level_api(
         estimator=estimator,
         baseline=baseline,
         threshold_rule=threshold_rule,
-        max_proposals=max_proposals,
+        max_proposals=default_max_proposals(max_proposals, num_samples, target_acceptance),
         init_scale=init_scale,
     )
     return VIAlgorithm(
@@ -170,7 +163,7 @@ def init(
     opt_state = optimizer.init(parameters)
     # T is a function of the parameters; any key serves to compute it.
     lw = _calibration_weights(jax.random.key(0), parameters, position, logdensity_fn, settings)
-    t = _solve_threshold(lw, settings)
+    t = engine.solve_threshold(lw, settings)
     estimates = evidence.from_log_weights(lw, t, epsilon=settings.epsilon)
     running_log_ratio = estimates.elbo - estimates.log_normalizer
     return RVRSState(parameters, opt_state, threshold.init(t), running_log_ratio, position)
@@ -294,30 +287,11 @@ def _sample(
     num_samples: int,
 ) -> tuple[PyTree, jax.Array]:
     calibration_key, draw_key = jax.random.split(rng_key)
-    t = _recalibrated(calibration_key, state, logdensity_fn, settings)
     problem = _problem(logdensity_fn, state.parameters, state.position, settings)
     targets = _targets(state.parameters)
-    per_chunk = min(num_samples, max(1, int(_CHUNK * settings.target_acceptance)))
-    # Three standard deviations more than the average need, so that one block nearly always does.
-    block = rejection.block_size(per_chunk + 3 * math.isqrt(per_chunk), settings.target_acceptance)
-
-    def draw_chunk(key: PRNGKey) -> tuple[PyTree, jax.Array]:
-        draws = rejection.draw_exact(
-            key,
-            problem,
-            targets,
-            t,
-            num_samples=per_chunk,
-            epsilon=settings.epsilon,
-            block_size=block,
-            max_proposals=math.ceil(settings.max_proposals / settings.num_samples) * per_chunk,
-        )
-        return draws.noise, jnp.broadcast_to(draws.complete, per_chunk)
-
-    keys = jax.random.split(draw_key, math.ceil(num_samples / per_chunk))
-    noise, complete = lax.map(draw_chunk, keys)
-    noise = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:])[:num_samples], noise)
-    complete = complete.reshape(-1)[:num_samples]
+    t = engine.calibrate(calibration_key, problem, targets, settings)
+    noise, _, complete = engine.draw(draw_key, problem, targets, t, settings, num_samples)
+    noise, complete = jax.tree.map(lambda leaf: leaf[:, 0], (noise, complete))
     flat, _ = jax.vmap(settings.proposal.propose, in_axes=(None, 0))(state.parameters, noise)
     flat = jnp.where(complete[:, None], flat, jnp.nan)
     return jax.vmap(ravel_pytree(state.position)[1])(flat), complete
@@ -332,24 +306,11 @@ def _evaluate(
     num_proposals: int,
 ) -> Evidence:
     calibration_key, proposal_key = jax.random.split(rng_key)
-    t = _recalibrated(calibration_key, state, logdensity_fn, settings)
-    estimates = evidence.estimate(
-        proposal_key,
-        _problem(logdensity_fn, state.parameters, state.position, settings),
-        _targets(state.parameters),
-        t,
-        num_proposals=num_proposals,
-        epsilon=settings.epsilon,
-        chunk_size=_CHUNK,
-    )
+    problem = _problem(logdensity_fn, state.parameters, state.position, settings)
+    targets = _targets(state.parameters)
+    t = engine.calibrate(calibration_key, problem, targets, settings)
+    estimates = engine.evaluate(proposal_key, problem, targets, t, settings, num_proposals)
     return jax.tree.map(lambda leaf: leaf[0], estimates)
-
-
-def _recalibrated(
-    rng_key: PRNGKey, state: RVRSState, logdensity_fn: LogDensity, settings: Settings
-) -> jax.Array:
-    lw = _calibration_weights(rng_key, state.parameters, state.position, logdensity_fn, settings)
-    return _solve_threshold(lw, settings)
 
 
 @partial(jax.jit, static_argnames=("logdensity_fn", "settings"))
@@ -360,21 +321,8 @@ def _calibration_weights(
     logdensity_fn: LogDensity,
     settings: Settings,
 ) -> jax.Array:
-    """Log weights of fresh proposals, ``(n, 1)``, evaluated in chunks."""
     problem = _problem(logdensity_fn, parameters, position, settings)
-    per_chunk = min(_CHUNK, _CALIBRATION_PROPOSALS)
-
-    def chunk(key: PRNGKey) -> jax.Array:
-        return log_weights(problem, _targets(parameters), problem.sample_noise(key, (per_chunk, 1)))
-
-    keys = jax.random.split(rng_key, _CALIBRATION_PROPOSALS // per_chunk)
-    return lax.map(chunk, keys).reshape(-1, 1)
-
-
-def _solve_threshold(lw: jax.Array, settings: Settings) -> jax.Array:
-    if settings.threshold is not None:
-        return jnp.full(1, settings.threshold, lw.dtype)
-    return threshold.calibrate(lw, settings.target_acceptance, settings.epsilon)
+    return engine.calibration_weights(rng_key, problem, _targets(parameters), settings)
 
 
 def _problem(

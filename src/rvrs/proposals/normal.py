@@ -1,36 +1,16 @@
-"""Families of proposal distributions over flat vectors, for :mod:`rvrs.vi`.
-
-A family is a :class:`Proposal`: functions of its parameters, which are a NamedTuple of arrays. All
-of them are normals here, parameterised so that every real value of every parameter is valid.
-Calling a constructor twice gives the same object, so that compiled programs are found again.
-"""
+"""Normal proposals, parameterised so that every real value of every parameter is valid."""
 
 import math
-from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_factor, cho_solve, solve_triangular
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from rvrs.core.arguments import check_count
-
-Vector = Float[Array, " d"]
-
-
-class Proposal(NamedTuple):
-    """A family ``q`` that can be sampled, replayed from its noise and evaluated at any point."""
-
-    init: Callable[[Vector, float], Any]
-    """``(location, scale) -> parameters`` of a distribution around ``location``."""
-    sample_noise: Callable[[Any, tuple[int, ...], Any], Array]
-    """``(key, shape, parameters) -> noise`` with leading axes ``shape``."""
-    propose: Callable[[Any, Array], tuple[Vector, Array]]
-    """``(parameters, noise) -> (z, log q(z))``, differentiable in the parameters."""
-    log_density: Callable[[Any, Vector], Array]
-    """``(parameters, z) -> log q(z)``."""
+from rvrs.proposals.family import Proposal, Vector
 
 
 class DiagonalNormal(NamedTuple):
@@ -74,7 +54,11 @@ def diagonal_normal() -> Proposal:
         noise = (z - parameters.loc) * jnp.exp(-parameters.log_scale)
         return _standard_normal(noise) - jnp.sum(parameters.log_scale)
 
-    return Proposal(init, _noise_like_loc, propose, log_density)
+    def push_forward(parameters: DiagonalNormal, location: Vector, scale: Vector) -> DiagonalNormal:
+        loc = location + scale * parameters.loc
+        return DiagonalNormal(loc, parameters.log_scale + jnp.log(scale))
+
+    return Proposal(init, _noise_like_loc, propose, log_density, push_forward, "diagonal")
 
 
 @cache
@@ -89,9 +73,6 @@ def full_rank_normal() -> Proposal:
             jnp.zeros((size, size), location.dtype),
         )
 
-    def cholesky(parameters: FullRankNormal) -> Array:
-        return jnp.tril(parameters.lower, -1) + jnp.diag(jnp.exp(parameters.log_diagonal))
-
     def propose(parameters: FullRankNormal, noise: Array) -> tuple[Array, Array]:
         z = parameters.loc + cholesky(parameters) @ noise
         return z, _standard_normal(noise) - jnp.sum(parameters.log_diagonal)
@@ -100,7 +81,17 @@ def full_rank_normal() -> Proposal:
         noise = solve_triangular(cholesky(parameters), z - parameters.loc, lower=True)
         return _standard_normal(noise) - jnp.sum(parameters.log_diagonal)
 
-    return Proposal(init, _noise_like_loc, propose, log_density)
+    def push_forward(parameters: FullRankNormal, location: Vector, scale: Array) -> FullRankNormal:
+        loc = location + scale @ parameters.loc
+        log_diagonal = parameters.log_diagonal + jnp.log(jnp.diag(scale))
+        return FullRankNormal(loc, log_diagonal, scale @ cholesky(parameters))
+
+    return Proposal(init, _noise_like_loc, propose, log_density, push_forward, "triangular")
+
+
+def cholesky(parameters: FullRankNormal) -> Array:
+    """The Cholesky factor of the covariance."""
+    return jnp.tril(parameters.lower, -1) + jnp.diag(jnp.exp(parameters.log_diagonal))
 
 
 @cache
@@ -145,7 +136,11 @@ def low_rank_normal(rank: int) -> Proposal:
     def log_density(parameters: LowRankNormal, z: Array) -> Array:
         return log_density_of(parameters, (z - parameters.loc) * jnp.exp(-parameters.log_scale))
 
-    return Proposal(init, sample_noise, propose, log_density)
+    def push_forward(parameters: LowRankNormal, location: Vector, scale: Vector) -> LowRankNormal:
+        loc = location + scale * parameters.loc
+        return parameters._replace(loc=loc, log_scale=parameters.log_scale + jnp.log(scale))
+
+    return Proposal(init, sample_noise, propose, log_density, push_forward, "diagonal")
 
 
 def _noise_like_loc(rng_key: Any, shape: tuple[int, ...], parameters: Any) -> Array:

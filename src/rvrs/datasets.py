@@ -1,0 +1,279 @@
+"""Data sets of the experiments, as arrays that are ready for a linear model.
+
+Covariates are standardised, column by column, and an intercept (a column of ones) is appended.
+Mean and standard deviation are those of the whole data set as it is distributed, so that a row
+has the same covariates in every sub-sample; in a sub-sample they are only about 0 and 1.
+
+Binary classification, responses 0 and 1:
+
+- ``adult``, ``mushroom``, ``thyroid``: categories are integer codes.
+- ``bank``: taken as it is distributed, which is standardised. It gets no intercept, and its first
+  column is the row number, not a covariate; published results have it.
+- ``breast_cancer``: bundled with scikit-learn, so that it needs no file; 1 is benign.
+- ``higgs``, ``miniboone``, ``spambase``, ``susy``.
+
+Regression, responses as they are distributed, which is centred but not scaled:
+
+- ``bike``: two covariates sum to the count whose logarithm is the response.
+- ``pol``.
+
+All but ``breast_cancer`` are files ``<name>.npz`` with the arrays ``X`` (rows by features), ``y``
+and ``feature_names``. A file is taken from the first place that has it:
+
+1. the folder in the environment variable ``RVRS_DATA``;
+2. the cache, ``$XDG_CACHE_HOME/rvrs`` or ``~/.cache/rvrs``;
+3. the base address in ``RVRS_DATA_URL`` (http, https or file). What comes from there must have the
+   SHA-256 checksum recorded here, and is then kept in the cache.
+"""
+
+import hashlib
+import os
+import tempfile
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.error import HTTPError
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+import numpy as np
+
+from rvrs.core.arguments import check_choice, check_count
+
+
+class Dataset(NamedTuple):
+    """Covariates and responses of a regression or a binary classification."""
+
+    name: str
+    covariates: np.ndarray
+    """``(N, D)``, float32."""
+    responses: np.ndarray
+    """``(N,)``, float32."""
+    covariate_names: tuple[str, ...]
+    """The D names of the columns."""
+
+
+class _File(NamedTuple):
+    """What is known about a data set that is stored in a file."""
+
+    num_features: int
+    sha256: str
+    binary: bool = True
+    """Whether the responses are 0 and 1."""
+    ready: bool = False
+    """Whether the features are used as they are, neither standardised nor with an intercept."""
+
+
+class _Arrays(NamedTuple):
+    """A data set as it is distributed."""
+
+    features: np.ndarray
+    responses: np.ndarray
+    feature_names: np.ndarray
+
+
+_FILES = {
+    "adult": _File(14, "95dbaf36050119d2a02640b04a0a1465202c4d6bcf51ccfe084745524b6c0530"),
+    "bank": _File(
+        17, "1163faf38ff4a432d766f534ecaf0d3196d6e081fbaeb0989947696d7f16bf5b", ready=True
+    ),
+    "higgs": _File(28, "ffd961d59d9bcc94751075f571e959193f61609cb52477cbf956874a4e6d620b"),
+    "miniboone": _File(50, "31ffe7fe7f9f99d6bc40cb55ea194d119b265e8e7c7b8215836dcdc7b9c2ffc4"),
+    "mushroom": _File(21, "6630da2d8a36501a8db716de12c7f92b6eb1890e2418b6cd1962d062f526db24"),
+    "spambase": _File(57, "fc796947cc589d8f86916ca2be02717411d128f232dae61f2007077217efc32b"),
+    "susy": _File(18, "17eb92294f49030aea28afd9e363c70c9f216a21305206f0890e595faed486be"),
+    "thyroid": _File(21, "c6b9ca02c0f5b6e41b80bd56552f29492b76160c2320f53345f0c3ebb8706aaa"),
+    "bike": _File(
+        17, "cbad5fb683324318da32b444da849056ae85b71d4424f2d8d937ae66bf448be4", binary=False
+    ),
+    "pol": _File(
+        26, "8b849d9552e3b6575edb6382cdd3d6b7b5faaf53850283f52914ec51013e15bd", binary=False
+    ),
+}
+_BUNDLED = "breast_cancer"
+
+_TIMEOUT_SECONDS = 30
+# Over ten times the largest file, so that a wrong address cannot fill the memory.
+_MAX_BYTES = 32 * 2**20
+
+
+def names() -> tuple[str, ...]:
+    """The names that :func:`load` knows."""
+    return tuple(sorted([*_FILES, _BUNDLED]))
+
+
+def load(name: str, *, num_rows: int | None = None, seed: int = 0) -> Dataset:
+    """Load a data set, or a random sub-sample of its rows.
+
+    Parameters
+    ----------
+    name
+        One of :func:`names`.
+    num_rows
+        Size of the sub-sample, which is drawn without replacement; None for all rows, in the order
+        in which they are stored.
+    seed
+        Seed of the sub-sample: the rows are the first ``num_rows`` of
+        ``numpy.random.RandomState(seed).permutation(N)``.
+
+    Raises
+    ------
+    ValueError
+        For a wrong argument, for a file that does not hold the data set, and for a download that
+        is not the known file.
+    FileNotFoundError
+        If the file is in none of the places that the module's description lists.
+    ImportError
+        For ``breast_cancer`` without scikit-learn.
+
+    Examples
+    --------
+    >>> dataset = load("breast_cancer", num_rows=100)
+    >>> dataset.covariates.shape
+    (100, 31)
+    """
+    check_choice("name", name, names())
+    if num_rows is not None:
+        check_count("num_rows", num_rows)
+    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
+        raise ValueError(f"seed must be a whole number from 0 to 2**32 - 1, got {seed!r}.")
+
+    arrays = _bundled() if name == _BUNDLED else _read(_find(name), _FILES[name])
+    covariates, covariate_names = arrays.features, tuple(arrays.feature_names.tolist())
+    if name == _BUNDLED or not _FILES[name].ready:
+        covariates = _standardised_with_intercept(covariates)
+        covariate_names = (*covariate_names, "intercept")
+
+    size = len(covariates)
+    rows = np.arange(size)
+    if num_rows is not None:
+        if num_rows > size:
+            raise ValueError(
+                f"num_rows must be at most {size}, the rows of {name}; got {num_rows}."
+            )
+        rows = np.random.RandomState(seed).permutation(size)[:num_rows]
+    return Dataset(
+        name,
+        covariates[rows].astype(np.float32),
+        arrays.responses[rows].astype(np.float32),
+        covariate_names,
+    )
+
+
+def _standardised_with_intercept(features: np.ndarray) -> np.ndarray:
+    # In double precision, as the mean of a column can be much larger than its spread.
+    features = features.astype(np.float64)
+    # Rounding can give a constant column a tiny standard deviation. Such a column becomes 0.
+    constant = features.min(axis=0) == features.max(axis=0)
+    scale = np.where(constant, np.inf, features.std(axis=0))
+    standardised = (features - features.mean(axis=0)) / scale
+    return np.column_stack([standardised, np.ones(len(features))])
+
+
+def _bundled() -> _Arrays:
+    try:
+        from sklearn.datasets import load_breast_cancer
+    except ImportError as error:
+        raise ImportError(
+            f"the data set {_BUNDLED!r} comes with scikit-learn, which cannot be imported; "
+            "run pip install 'rvrs[data]'."
+        ) from error
+    bunch: Any = load_breast_cancer()
+    return _Arrays(bunch.data, bunch.target, bunch.feature_names)
+
+
+def _read(path: Path, expected: _File) -> _Arrays:
+    with path.open("rb") as file:
+        problem = "it is not a NumPy archive (.npz) of plain arrays"
+        try:
+            with np.load(file, allow_pickle=False) as archive:
+                missing = [key for key in ("X", "y", "feature_names") if key not in archive]
+                if missing:
+                    problem = f"it lacks the arrays {', '.join(missing)}"
+                arrays = _Arrays(archive["X"], archive["y"], archive["feature_names"])
+        # A broken archive raises whatever NumPy, zipfile and zlib raise, which has no common base.
+        except Exception as error:
+            raise _unusable(path, problem) from error
+    problem = _problem(arrays, expected)
+    if problem:
+        raise _unusable(path, problem)
+    return arrays
+
+
+def _problem(arrays: _Arrays, expected: _File) -> str | None:
+    """What is wrong with the contents of a file, if anything."""
+    features, responses, feature_names = arrays
+    num_features = expected.num_features
+    if features.ndim != 2 or features.shape[1] != num_features or len(features) == 0:
+        return f"X has the shape {features.shape} instead of (rows, {num_features})"
+    if responses.shape != (len(features),):
+        return f"y has the shape {responses.shape} instead of ({len(features)},)"
+    if feature_names.shape != (num_features,) or feature_names.dtype.kind != "U":
+        return f"feature_names is not {num_features} strings"
+    for key, array in (("X", features), ("y", responses)):
+        if array.dtype.kind not in "fiu" or not np.isfinite(array).all():
+            return f"{key} has values that are not finite numbers"
+    if expected.binary and not np.isin(responses, (0, 1)).all():
+        return "y has values other than 0 and 1"
+    return None
+
+
+def _unusable(path: Path, problem: str) -> ValueError:
+    return ValueError(f"{path} cannot be used: {problem}; delete it or put the right file there.")
+
+
+def _find(name: str) -> Path:
+    """Where the file of a data set is, after a download if need be."""
+    file_name = f"{name}.npz"
+    folder, address = os.environ.get("RVRS_DATA"), os.environ.get("RVRS_DATA_URL")
+    cached = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "rvrs" / file_name
+    if folder and (Path(folder) / file_name).is_file():
+        return Path(folder) / file_name
+    if cached.is_file():
+        return cached
+    failure = "not found"
+    if address:
+        url = f"{address.rstrip('/')}/{file_name}"
+        if urlsplit(url).scheme not in ("http", "https", "file"):
+            raise ValueError(
+                f"RVRS_DATA_URL must begin with http://, https:// or file://, got {address!r}."
+            )
+        try:
+            content = _download(url, _FILES[name].sha256)
+        except (OSError, HTTPException) as error:
+            failure = f"not found, and {url} could not be fetched ({error})"
+        else:
+            _write(cached, content)
+            return cached
+    raise FileNotFoundError(
+        f"data set {name!r} {failure}: set RVRS_DATA (now {folder or 'not set'}) to a folder that "
+        f"holds {file_name}, put {file_name} into the cache folder {cached.parent}, or set "
+        f"RVRS_DATA_URL (now {address or 'not set'}) to a base address that serves {file_name}."
+    )
+
+
+def _download(url: str, sha256: str) -> bytes:
+    try:
+        with urlopen(url, timeout=_TIMEOUT_SECONDS) as response:
+            content = response.read(_MAX_BYTES + 1)
+    except HTTPError as error:
+        error.close()  # it holds the connection
+        raise
+    if len(content) > _MAX_BYTES:
+        raise ValueError(f"{url} is larger than {_MAX_BYTES} bytes, so it was not kept.")
+    actual = hashlib.sha256(content).hexdigest()
+    if actual != sha256:
+        raise ValueError(
+            f"{url} has the SHA-256 checksum {actual} instead of {sha256}, so it was not kept; "
+            "set RVRS_DATA_URL to an address that serves the original file."
+        )
+    return content
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file all at once, so that no other process ever reads a part of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        part = Path(folder) / path.name
+        part.write_bytes(content)
+        part.replace(path)

@@ -1,0 +1,124 @@
+"""Using a trained proposal: calibrate T to it, draw from ``r`` and estimate its ELBO.
+
+Shared by everything that trains proposals. All of it is done in chunks, so that memory does not
+grow with the number of proposals.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from rvrs.core import evidence, rejection, threshold
+from rvrs.core.evidence import Evidence
+from rvrs.core.problem import PRNGKey, Problem, PyTree, Targets, log_weights
+from rvrs.settings import Settings
+
+# Proposals, over all targets, that are evaluated at once.
+_CHUNK = 2_000
+# T is solved from as many proposals as give this many accepted draws: then Z is within about 1.4 %
+# (one standard deviation) of its target.
+_CALIBRATION_DRAWS = 5_000
+# However small the target acceptance, no more proposals than this.
+_MOST_CALIBRATION_PROPOSALS = 200_000
+
+
+def calibrate(
+    rng_key: PRNGKey,
+    problem: Problem,
+    targets: Targets,
+    settings: Settings,
+    num_draws: int = _CALIBRATION_DRAWS,
+) -> jax.Array:
+    """T of every target, solved from fresh proposals; or as the settings fix it."""
+    if settings.threshold is not None or settings.target_acceptance == 1:
+        lw = jnp.zeros((1, targets.num_targets), jnp.result_type(*jax.tree.leaves(targets[0])))
+    else:
+        lw = calibration_weights(rng_key, problem, targets, settings, num_draws)
+    return solve_threshold(lw, settings)
+
+
+def calibration_weights(
+    rng_key: PRNGKey,
+    problem: Problem,
+    targets: Targets,
+    settings: Settings,
+    num_draws: int = _CALIBRATION_DRAWS,
+) -> jax.Array:
+    """Log weights ``(n, B)`` of fresh proposals, enough of them to solve for T."""
+    per_chunk = max(1, _CHUNK // targets.num_targets)
+    wanted = min(num_draws / settings.target_acceptance, _MOST_CALIBRATION_PROPOSALS)
+
+    def chunk(key: PRNGKey) -> jax.Array:
+        noise = problem.sample_noise(key, (per_chunk, targets.num_targets))
+        return log_weights(problem, targets, noise)
+
+    keys = jax.random.split(rng_key, math.ceil(wanted / per_chunk))
+    return lax.map(chunk, keys).reshape(-1, targets.num_targets)
+
+
+def solve_threshold(lw: jax.Array, settings: Settings) -> jax.Array:
+    """T from log weights ``(n, B)``, unless the settings fix it."""
+    if settings.threshold is not None:
+        return jnp.full(lw.shape[1:], settings.threshold, lw.dtype)
+    return threshold.calibrate(lw, settings.target_acceptance, settings.epsilon)
+
+
+def draw(
+    rng_key: PRNGKey,
+    problem: Problem,
+    targets: Targets,
+    t: jax.Array,
+    settings: Settings,
+    num_samples: int,
+) -> tuple[PyTree, jax.Array, jax.Array]:
+    """``num_samples`` accepted draws of every target.
+
+    Returns their noise, leaves ``(n, B, ...)``, their log weights ``(n, B)``, and flags
+    ``(n, B)`` that are False where ``max_proposals`` was hit and there is no draw.
+    """
+    num_targets = targets.num_targets
+    per_chunk = max(1, int(_CHUNK * settings.target_acceptance) // num_targets)
+    per_chunk = min(num_samples, per_chunk)
+    # Three standard deviations more than the average need, so that one block nearly always does.
+    block = rejection.block_size(per_chunk + 3 * math.isqrt(per_chunk), settings.target_acceptance)
+
+    def draw_chunk(key: PRNGKey) -> tuple[PyTree, jax.Array, jax.Array]:
+        draws = rejection.draw_exact(
+            key,
+            problem,
+            targets,
+            t,
+            num_samples=per_chunk,
+            epsilon=settings.epsilon,
+            block_size=block,
+            max_proposals=math.ceil(settings.max_proposals / settings.num_samples) * per_chunk,
+        )
+        complete = jnp.broadcast_to(draws.complete, (per_chunk, num_targets))
+        return draws.noise, draws.log_weight, complete
+
+    keys = jax.random.split(rng_key, math.ceil(num_samples / per_chunk))
+    return jax.tree.map(
+        lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:num_samples], lax.map(draw_chunk, keys)
+    )
+
+
+def evaluate(
+    rng_key: PRNGKey,
+    problem: Problem,
+    targets: Targets,
+    t: jax.Array,
+    settings: Settings,
+    num_proposals: int,
+) -> Evidence:
+    """ELBO, log Z and log evidence of every target from ``num_proposals`` proposals each."""
+    return evidence.estimate(
+        rng_key,
+        problem,
+        targets,
+        t,
+        num_proposals=num_proposals,
+        epsilon=settings.epsilon,
+        chunk_size=_CHUNK,
+    )

@@ -1,0 +1,24 @@
+"""Families of proposal distributions over flat vectors.
+
+Calling a constructor twice gives the same object, so that compiled programs are found again.
+"""
+
+from rvrs.proposals.family import Proposal as Proposal
+from rvrs.proposals.family import in_frame as in_frame
+from rvrs.proposals.normal import DiagonalNormal as DiagonalNormal
+from rvrs.proposals.normal import FullRankNormal as FullRankNormal
+from rvrs.proposals.normal import LowRankNormal as LowRankNormal
+from rvrs.proposals.normal import diagonal_normal as diagonal_normal
+from rvrs.proposals.normal import full_rank_normal as full_rank_normal
+from rvrs.proposals.normal import low_rank_normal as low_rank_normal
+
+__all__ = [
+    "DiagonalNormal",
+    "FullRankNormal",
+    "LowRankNormal",
+    "Proposal",
+    "diagonal_normal",
+    "full_rank_normal",
+    "in_frame",
+    "low_rank_normal",
+]
