@@ -1,6 +1,7 @@
-"""Reparameterized variational rejection sampling on JAX."""
+"""Reparameterized variational rejection sampling on JAX and NumPyro."""
 
 from rvrs import proposals as proposals
 from rvrs import vi as vi
+from rvrs.guides import AutoRVRS as AutoRVRS
 
-__all__ = ["proposals", "vi"]
+__all__ = ["AutoRVRS", "proposals", "vi"]

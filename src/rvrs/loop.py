@@ -49,24 +49,28 @@ def run(
     infos = []
     for start in range(0, num_steps, chunk_size):
         length = min(chunk_size, num_steps - start)
-        state, chunk = _run_chunk(rng_key, algorithm, state, start, length, chunk_size)
+        state, chunk = _run_chunk(rng_key, algorithm.step, state, start, length, chunk_size)
         infos.append(jax.tree.map(lambda leaf, length=length: leaf[:length], chunk))
         if callback is not None:
             callback(start + length, state, infos[-1])
     return state, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *infos)
 
 
-@partial(jax.jit, static_argnames=("algorithm", "chunk_size"))
-def _run_chunk(
+def steps(
+    step: Callable[[PRNGKey, State], tuple[State, Info]],
     rng_key: PRNGKey,
-    algorithm: VIAlgorithm,
     state: State,
-    start: int,
-    length: int,
+    start: jax.typing.ArrayLike,
+    length: jax.typing.ArrayLike,
     chunk_size: int,
 ) -> tuple[State, Info]:
+    """Steps ``start`` to ``start + length`` of a run in one loop, for use inside of ``jit``.
+
+    The key of a step depends on ``rng_key`` and the step's number alone. The infos have room for
+    ``chunk_size`` steps, the largest possible ``length``.
+    """
     # A loop to a traced length, not a scan, so that a shorter last chunk is no new program.
-    shapes = jax.eval_shape(algorithm.step, rng_key, state)[1]
+    shapes = jax.eval_shape(step, rng_key, state)[1]
     infos = jax.tree.map(lambda leaf: jnp.zeros((chunk_size, *leaf.shape), leaf.dtype), shapes)
 
     # All keys of the chunk at once: cheaper than one at a time in the loop.
@@ -74,7 +78,19 @@ def _run_chunk(
 
     def body(index: jax.Array, carry: tuple[State, Info]) -> tuple[State, Info]:
         state, infos = carry
-        state, info = algorithm.step(keys[index], state)
+        state, info = step(keys[index], state)
         return state, jax.tree.map(lambda all_, one: all_.at[index].set(one), infos, info)
 
     return lax.fori_loop(0, length, body, (state, infos))
+
+
+@partial(jax.jit, static_argnames=("step", "chunk_size"))
+def _run_chunk(
+    rng_key: PRNGKey,
+    step: Callable[[PRNGKey, State], tuple[State, Info]],
+    state: State,
+    start: int,
+    length: int,
+    chunk_size: int,
+) -> tuple[State, Info]:
+    return steps(step, rng_key, state, start, length, chunk_size)

@@ -77,7 +77,10 @@ def named_proposal(proposal: Proposal | str) -> Proposal:
 _NAMED_PROPOSALS = {
     "diagonal": proposals.diagonal_normal,
     "mvn": proposals.full_rank_normal,
+    "low_rank": lambda: proposals.low_rank_normal(_DEFAULT_RANK),
 }
+# Of "low_rank". Few directions carry most of a posterior's correlation; ten are still cheap.
+_DEFAULT_RANK = 10
 
 
 def check_density(logdensity_fn: LogDensity, position: PyTree) -> None:

@@ -27,7 +27,8 @@ def covariance(parameters):
     if isinstance(parameters, proposals.DiagonalNormal):
         return np.diag(np.exp(2 * np.asarray(parameters.log_scale)))
     if isinstance(parameters, proposals.FullRankNormal):
-        lower = np.tril(parameters.lower, -1) + np.diag(np.exp(parameters.log_diagonal))
+        unit = np.tril(parameters.lower, -1) + np.eye(D)
+        lower = np.exp(np.asarray(parameters.log_diagonal))[:, None] * unit
         return lower @ lower.T
     scale = np.diag(np.exp(parameters.log_scale))
     return scale @ (np.eye(D) + parameters.factor @ parameters.factor.T) @ scale
@@ -87,6 +88,36 @@ def test_every_parameter_that_counts_has_a_gradient_at_the_start(name):
     for field, leaf in zip(gradient._fields, gradient, strict=True):
         counts = np.tril(np.ones((D, D)), -1) > 0 if field == "lower" else np.ones(leaf.shape) > 0
         assert np.all(np.asarray(leaf)[counts] != 0), field
+
+
+def frame(family):
+    """A location and a scale of the kind that the family takes, in very different units."""
+    location, diagonal = jnp.array([5.0, -7.0, 0.0, 100.0, 1e-3]), 10.0 ** jnp.arange(-2, D - 2)
+    if family.closed_under == "diagonal":
+        return location, diagonal, jnp.diag(diagonal)
+    below = np.tril(np.random.default_rng(1).standard_normal((D, D)), -1)
+    scale = jnp.diag(diagonal) @ (jnp.eye(D) + below)
+    return location, scale, scale
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_push_forward_is_the_distribution_of_the_transformed_draws(name):
+    family = FAMILIES[name]
+    with jax.enable_x64():
+        parameters = random_parameters(family)
+        location, scale, matrix = frame(family)
+        pushed = family.push_forward(parameters, location, scale)
+        np.testing.assert_allclose(pushed.loc, location + matrix @ parameters.loc, rtol=1e-12)
+        np.testing.assert_allclose(
+            covariance(pushed), matrix @ covariance(parameters) @ matrix.T, rtol=1e-10
+        )
+        # The same noise gives the same draw, not only one of the same distribution.
+        noise = family.sample_noise(jax.random.key(0), (20,), parameters)
+        z, log_q = jax.vmap(family.propose, (None, 0))(parameters, noise)
+        z_pushed, log_q_pushed = jax.vmap(family.propose, (None, 0))(pushed, noise)
+        np.testing.assert_allclose(z_pushed, location + z @ matrix.T, rtol=1e-9)
+        wanted = log_q - np.linalg.slogdet(matrix)[1]
+        np.testing.assert_allclose(log_q_pushed, wanted, rtol=1e-10)
 
 
 def test_constructors_return_the_same_family_again():

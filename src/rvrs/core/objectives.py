@@ -20,6 +20,11 @@ the log weight, where :math:`d\log a_\epsilon = c`, :math:`dA = 1 - c = \kappa` 
 :math:`d\kappa = a c - c\,(1-a)\,\epsilon/a_\epsilon`, so the factor of :math:`\bar A` is
 :math:`\kappa c + d\kappa = 2 a c` for every epsilon. ``A`` contains ``log a_e``, not ``log a``,
 and the covariance in the theta gradient has a plus sign (the paper has a minus).
+
+Where T follows the parameters to keep Z at its target, the gradient has another term: every
+:math:`\bar A_s` is less by the multiplier of that constraint
+(:func:`rvrs.core.threshold.multiplier`). The paper treats T as fixed, and so stops short of the
+best ELBO at the wanted acceptance.
 """
 
 from collections.abc import Callable
@@ -60,6 +65,7 @@ def elbo_surrogate(
     estimator: Estimator = "reparameterized",
     model_gradient: ModelGradient = "unbiased",
     running_log_ratio: Float[Array, " b"] | None = None,
+    multiplier: Float[Array, " b"] | None = None,
 ) -> Objective:
     """The surrogate objective for accepted draws.
 
@@ -72,8 +78,14 @@ def elbo_surrogate(
         A running estimate of ``E_r[A]``. None centres ``A`` by the mean over the draws, which
         needs S >= 2 and is unbiased; a running estimate allows S = 1 (the paper's footnote) and
         is unbiased only as far as the estimate is independent of the draws and right.
+    multiplier
+        None gives the gradient of the ELBO at fixed T. A number, from
+        :func:`rvrs.core.threshold.multiplier`, gives that of ``ELBO - multiplier log Z``, which is
+        the gradient of the ELBO when T follows the parameters such that Z stays where it is.
     """
-    weights = _weights(draws, threshold, epsilon, estimator, model_gradient, running_log_ratio)
+    weights = _weights(
+        draws, threshold, epsilon, estimator, model_gradient, running_log_ratio, multiplier
+    )
     frozen = lax.stop_gradient(targets.proposal)
     if estimator == "reparameterized":
         z = _for_each_draw(_position(problem))(targets.proposal, draws.noise)
@@ -115,6 +127,7 @@ def _weights(
     estimator: Estimator,
     model_gradient: ModelGradient,
     running_log_ratio: Float[Array, " b"] | None,
+    multiplier: Float[Array, " b"] | None,
 ) -> _Weights:
     # The sampler has evaluated the log weights already; they are values, not functions, here.
     a = evaluate(draws.log_weight, lax.stop_gradient(threshold), epsilon)
@@ -124,6 +137,9 @@ def _weights(
         centred = (a.log_ratio - mean) / (num_samples - 1)
     else:
         centred = (a.log_ratio - lax.stop_gradient(running_log_ratio)) / num_samples
+    if multiplier is not None:
+        # grad log Z is E_r of the same terms that the covariance with A is made of.
+        centred = centred - lax.stop_gradient(multiplier) / num_samples
 
     model = jnp.full_like(centred, 1 / num_samples)
     if model_gradient == "unbiased":

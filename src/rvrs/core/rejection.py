@@ -39,6 +39,10 @@ class Tally(NamedTuple):
     """Sum of ``d a_e / dT = a_e c``."""
     cross: Float[Array, " b"]
     """Sum of ``a_e d a_e / dT``."""
+    ratio: Float[Array, " b"]
+    """Sum of ``a_e (A + T)``; T is a natural origin, since ``A + T > 0``."""
+    ratio_slope: Float[Array, " b"]
+    """Sum of ``d a_e / dT (A + T)``."""
 
 
 class Draws(NamedTuple):
@@ -191,6 +195,7 @@ class _Block(NamedTuple):
     accepted: Bool[Array, "k b"]
     acceptance: Float[Array, "k b"]
     slope: Float[Array, "k b"]
+    ratio: Float[Array, "k b"]
 
 
 class _Harvest(NamedTuple):
@@ -219,7 +224,9 @@ def _propose(
     acceptance = evaluate(log_weight, threshold[None], epsilon)
     a_e = jnp.exp(acceptance.log_probability)
     accepted = _uniform(accept_key, shape, a_e.dtype) <= a_e
-    return _Block(noise, log_weight, accepted, a_e, slope=a_e * acceptance.c)
+    # T of infinity, where everything is accepted, has no finite origin; nothing needs one there.
+    ratio = jnp.where(a_e > 0, acceptance.log_ratio + jnp.nan_to_num(threshold, posinf=0.0), 0.0)
+    return _Block(noise, log_weight, accepted, a_e, a_e * acceptance.c, ratio)
 
 
 def _uniform(rng_key: PRNGKey, shape: tuple[int, ...], dtype: jnp.dtype) -> Float[Array, "*shape"]:
@@ -253,6 +260,8 @@ def _harvest(block: _Block, already: Int[Array, " b"], num_samples: int) -> _Har
         acceptance=jnp.sum(block.acceptance, axis=0),
         slope=jnp.sum(block.slope, axis=0),
         cross=jnp.sum(block.acceptance * block.slope, axis=0),
+        ratio=jnp.sum(block.acceptance * block.ratio, axis=0),
+        ratio_slope=jnp.sum(block.slope * block.ratio, axis=0),
     )
     return _Harvest(found, noise, log_weight, rank[-1], position[-1] + 1, tally)
 
@@ -299,6 +308,8 @@ def _harvest_assigned(
         acceptance=total(block.acceptance),
         slope=total(block.slope),
         cross=total(block.acceptance * block.slope),
+        ratio=total(block.acceptance * block.ratio),
+        ratio_slope=total(block.slope * block.ratio),
     )
     return _Harvest(found, noise, log_weight, accepted, position[-1] - begin + 1, tally)
 

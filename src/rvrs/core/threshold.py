@@ -28,12 +28,31 @@ class ThresholdState(NamedTuple):
     """Moving average of the relative errors of the acceptance."""
     power: Float[Array, " b"]
     """Moving average of their squares."""
+    moments: Float[Array, "4 b"]
+    """Moving averages of what :func:`multiplier` is made of."""
 
 
 def init(threshold: Float[Array, " b"]) -> ThresholdState:
     """The state at which :func:`adapt` starts from a given T."""
     zeros = jnp.zeros_like(threshold)
-    return ThresholdState(threshold, zeros, zeros, zeros)
+    return ThresholdState(threshold, zeros, zeros, zeros, jnp.stack([zeros] * 4))
+
+
+def multiplier(state: ThresholdState) -> Float[Array, " b"]:
+    r"""What a unit of ``log Z`` is worth in ELBO: the multiplier of the constraint on Z.
+
+    T is not free while it follows the proposal: it is the function of the proposal that keeps
+    ``Z = Z_target``. Moving T by dT changes the ELBO by ``COV_r[A, c] dT`` and ``log Z`` by
+    ``E_r[c] dT``, so the ELBO's gradient under the constraint is that of
+    ``ELBO - multiplier log Z`` at fixed T, with
+
+    .. math::  multiplier = \frac{COV_r[A, c]}{E_r[c]} = \frac{E_r[c A]}{E_r[c]} - E_r[A].
+    """
+    acceptance, slope, ratio, ratio_slope = state.moments
+    tiny = jnp.finfo(slope.dtype).tiny
+    known = (slope > tiny) & (acceptance > tiny)
+    value = ratio_slope / jnp.maximum(slope, tiny) - ratio / jnp.maximum(acceptance, tiny)
+    return jnp.where(known, value, 0.0)
 
 
 # Bisection halves an interval whose ends lie as far apart as the log weights; in float32 and
@@ -82,6 +101,8 @@ _LONGEST_MEMORY = 1000.0
 _NEWEST = 0.05
 # drift^2 / power is 1 if all errors agree and averages 0.026 if they are pure noise.
 _DRIFTING = 0.25
+# Weight of the newest step in the moments: they then come from about a hundred steps.
+_NEWEST_MOMENTS = 0.01
 # T moves by this many relative errors over memory: about 1 / (d log Z / dT), which is below 1.
 _GAIN = 2.0
 
@@ -109,6 +130,10 @@ def adapt(
     an unbiased estimate of ``E_q[a_e - Z_target] E_q[d a_e / dT]`` over the proposals.
     """
     count = tally.num_proposals.astype(state.value.dtype)
+    sums = jnp.stack([tally.acceptance, tally.slope, tally.ratio, tally.ratio_slope])
+    # The first step has no past to be averaged with.
+    share = jnp.where(state.moments[0] > 0, _NEWEST_MOMENTS, 1.0)
+    state = state._replace(moments=state.moments + share * (sums - state.moments))
     if rule == "sgd":
         pairs = tally.acceptance * tally.slope - tally.cross
         gradient = pairs / (count * (count - 1)) - target_acceptance * tally.slope / count
@@ -121,4 +146,5 @@ def adapt(
     agreement = drift**2 / jnp.maximum(power, jnp.finfo(power.dtype).tiny)
     memory = jnp.where(agreement > _DRIFTING, state.memory * (1 - agreement), state.memory)
     memory = jnp.minimum(memory + 1, _LONGEST_MEMORY)
-    return ThresholdState(state.value - _GAIN * error / memory, memory, drift, power)
+    value = state.value - _GAIN * error / memory
+    return ThresholdState(value, memory, drift, power, state.moments)

@@ -4,7 +4,9 @@ Calling a constructor twice gives the same object, so that compiled programs are
 """
 
 from rvrs.proposals.family import Proposal as Proposal
-from rvrs.proposals.family import in_frame as in_frame
+from rvrs.proposals.flow import Flow as Flow
+from rvrs.proposals.flow import coupling_flow as coupling_flow
+from rvrs.proposals.flow import masked_autoregressive_flow as masked_autoregressive_flow
 from rvrs.proposals.normal import DiagonalNormal as DiagonalNormal
 from rvrs.proposals.normal import FullRankNormal as FullRankNormal
 from rvrs.proposals.normal import LowRankNormal as LowRankNormal
@@ -14,11 +16,13 @@ from rvrs.proposals.normal import low_rank_normal as low_rank_normal
 
 __all__ = [
     "DiagonalNormal",
+    "Flow",
     "FullRankNormal",
     "LowRankNormal",
     "Proposal",
+    "coupling_flow",
     "diagonal_normal",
     "full_rank_normal",
-    "in_frame",
     "low_rank_normal",
+    "masked_autoregressive_flow",
 ]

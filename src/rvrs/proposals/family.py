@@ -1,9 +1,8 @@
-"""What a family of proposal distributions is, and how to train one in other units."""
+"""What a family of proposal distributions is."""
 
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 Vector = Float[Array, " d"]
@@ -30,25 +29,3 @@ class Proposal(NamedTuple):
     ``location + scale z``, ``z ~ q``."""
     closed_under: Literal["diagonal", "triangular"]
     """Which scales ``push_forward`` takes: vectors, or lower-triangular matrices."""
-
-
-def in_frame(family: Proposal, location: Vector, scale: Scale) -> Proposal:
-    """The same family with its parameters in the units of a frame.
-
-    A draw is ``location + scale u`` with ``u`` from ``family``, so an optimizer that takes steps
-    of one size for all parameters takes steps of that size in units of ``scale``: coordinates of
-    very different scales train alike. ``family.push_forward(parameters, location, scale)`` gives
-    the parameters in plain units.
-    """
-
-    def plain(parameters: Any) -> Any:
-        return family.push_forward(parameters, location, scale)
-
-    return Proposal(
-        init=lambda at, unit: family.init(jnp.zeros_like(at), 1.0),
-        sample_noise=family.sample_noise,
-        propose=lambda parameters, noise: family.propose(plain(parameters), noise),
-        log_density=lambda parameters, z: family.log_density(plain(parameters), z),
-        push_forward=lambda parameters, *_: plain(parameters),
-        closed_under=family.closed_under,
-    )

@@ -27,7 +27,7 @@ class FullRankNormal(NamedTuple):
     log_diagonal: Array
     """Logarithm of the Cholesky factor's diagonal."""
     lower: Array
-    """``(d, d)``; only the entries below the diagonal count."""
+    """``(d, d)``, in units of the row's diagonal entry; only entries below the diagonal count."""
 
 
 class LowRankNormal(NamedTuple):
@@ -84,14 +84,20 @@ def full_rank_normal() -> Proposal:
     def push_forward(parameters: FullRankNormal, location: Vector, scale: Array) -> FullRankNormal:
         loc = location + scale @ parameters.loc
         log_diagonal = parameters.log_diagonal + jnp.log(jnp.diag(scale))
-        return FullRankNormal(loc, log_diagonal, scale @ cholesky(parameters))
+        rows = jnp.exp(-log_diagonal)[:, None]
+        return FullRankNormal(
+            loc, log_diagonal, jnp.tril(rows * (scale @ cholesky(parameters)), -1)
+        )
 
     return Proposal(init, _noise_like_loc, propose, log_density, push_forward, "triangular")
 
 
 def cholesky(parameters: FullRankNormal) -> Array:
     """The Cholesky factor of the covariance."""
-    return jnp.tril(parameters.lower, -1) + jnp.diag(jnp.exp(parameters.log_diagonal))
+    unit = jnp.tril(parameters.lower, -1) + jnp.eye(
+        parameters.lower.shape[-1], dtype=parameters.lower.dtype
+    )
+    return jnp.exp(parameters.log_diagonal)[:, None] * unit
 
 
 @cache

@@ -1,0 +1,138 @@
+"""How a guide registers the parameters of its proposal: our own families and NumPyro's."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpyro
+from numpyro.infer.autoguide import AutoContinuous
+
+from rvrs.core.problem import PRNGKey, PyTree
+from rvrs.guides import _numpyro
+from rvrs.proposals import Proposal
+from rvrs.settings import named_proposal
+
+
+class GuideProposal(Protocol):
+    """A family and the ``numpyro.param`` sites that hold its parameters."""
+
+    family: Proposal
+
+    def setup(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Learn the model's structure; called once it is known to be valid."""
+        ...
+
+    def register(self, location: jax.Array) -> PyTree:
+        """Register the parameters, initially around ``location``, and return their values."""
+        ...
+
+
+def guide_proposal(
+    proposal: AutoContinuous | Proposal | str | None,
+    model: Callable,
+    prefix: str,
+    init_scale: float,
+) -> GuideProposal:
+    """What the argument ``proposal`` of a guide stands for."""
+    if isinstance(proposal, AutoContinuous):
+        if proposal.model is not model:
+            raise ValueError(
+                "proposal was built for another model; build it from the model that the guide "
+                f"is for, e.g. {type(proposal).__name__}(model)."
+            )
+        return StockProposal(proposal)
+    if isinstance(proposal, type):
+        raise ValueError(
+            f"proposal must be an autoguide, not a class; pass {proposal.__name__}(model)."
+        )
+    return OwnProposal(
+        named_proposal("diagonal" if proposal is None else proposal), prefix, init_scale
+    )
+
+
+class OwnProposal:
+    """A family of :mod:`rvrs.proposals`; every field of its parameters becomes a site."""
+
+    def __init__(self, family: Proposal, prefix: str, init_scale: float) -> None:
+        self.family = family
+        self._prefix = prefix
+        self._init_scale = init_scale
+
+    def setup(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Nothing to learn."""
+
+    def register(self, location: jax.Array) -> PyTree:
+        """One ``numpyro.param`` for every field of the family's parameters."""
+        initial = self.family.init(location, self._init_scale)
+        values = [
+            numpyro.param(f"{self._prefix}_{name}", value)
+            for name, value in initial._asdict().items()
+        ]
+        return type(initial)(*values)
+
+
+class StockProposal:
+    """A NumPyro autoguide with a density over flat vectors.
+
+    Its noise is random keys, which its distribution is sampled with, since NumPyro's
+    distributions have no common notion of noise.
+    """
+
+    def __init__(self, guide: AutoContinuous) -> None:
+        self._guide = guide
+        self.family = Proposal(
+            init=_no_init,
+            sample_noise=_random_keys,
+            propose=self._propose,
+            log_density=self._log_density,
+            push_forward=_no_init,
+            closed_under="diagonal",
+        )
+
+    def setup(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Let the autoguide learn the model's structure, and see whether it has a density."""
+        self._guide._setup_prototype(*args, **kwargs)
+        name = type(self._guide).__name__
+        try:
+            posterior = _numpyro.stock_posterior(self._guide, {})
+            at = jax.ShapeDtypeStruct((self._guide.latent_dim,), jnp.result_type(float))
+            jax.eval_shape(posterior.log_prob, at)
+        except NotImplementedError:
+            raise ValueError(
+                f"proposal: {name} cannot evaluate its log density at a given point, which the "
+                "gradient needs; use AutoDiagonalNormal, AutoMultivariateNormal, "
+                "AutoLowRankMultivariateNormal or AutoIAFNormal, or for a flow "
+                "rvrs.proposals.coupling_flow() or masked_autoregressive_flow()."
+            ) from None
+        if not posterior.has_rsample:
+            raise ValueError(
+                f"proposal: {name} has no reparameterized sampler, which the gradient needs."
+            )
+
+    def register(self, location: jax.Array) -> PyTree:
+        """The autoguide registers its own parameters, at its own initial values."""
+        return _numpyro.register_stock(self._guide)
+
+    def _propose(self, parameters: PyTree, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
+        posterior = _numpyro.stock_posterior(self._guide, parameters)
+        key = jax.random.wrap_key_data(noise, impl=_KEY_KIND)
+        z, intermediates = posterior.sample_with_intermediates(key)
+        if intermediates:
+            return z, jnp.sum(posterior.log_prob(z, intermediates))
+        return z, jnp.sum(posterior.log_prob(z))
+
+    def _log_density(self, parameters: PyTree, z: jax.Array) -> jax.Array:
+        return jnp.sum(_numpyro.stock_posterior(self._guide, parameters).log_prob(z))
+
+
+_KEY_KIND = "threefry2x32"
+
+
+def _random_keys(rng_key: PRNGKey, shape: tuple[int, ...], _: PyTree) -> jax.Array:
+    """Data of fresh keys: any random bits will do."""
+    return jax.random.bits(rng_key, (*shape, 2), jnp.uint32)
+
+
+def _no_init(*_: Any) -> PyTree:
+    raise NotImplementedError("NumPyro's autoguides initialise themselves.")

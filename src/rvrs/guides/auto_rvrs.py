@@ -1,0 +1,554 @@
+"""AutoRVRS: a NumPyro guide that sculpts its proposal by rejection."""
+
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpyro
+import numpyro.distributions as dist
+from jax import lax
+from jax.core import Tracer
+from numpyro import handlers
+from numpyro.infer.autoguide import AutoContinuous
+from numpyro.infer.initialization import init_to_uniform
+from numpyro.primitives import mutable
+
+from rvrs import engine
+from rvrs.core import arguments as checks
+from rvrs.core import rejection, threshold
+from rvrs.core.acceptance import evaluate
+from rvrs.core.evidence import Evidence
+from rvrs.core.objectives import Estimator, ModelGradient, elbo_surrogate
+from rvrs.core.problem import PRNGKey, Problem, PyTree, Targets
+from rvrs.core.threshold import ThresholdState
+from rvrs.guides import _numpyro
+from rvrs.guides._numpyro import Arguments
+from rvrs.guides._program import Programs
+from rvrs.guides._proposal import GuideProposal, guide_proposal
+from rvrs.proposals import Proposal
+from rvrs.settings import Settings, default_max_proposals
+
+# T starts from as many proposals as give this many draws: Z is then within 3 % of its target.
+_FIRST_DRAWS = 1000
+
+
+class PosteriorDraws(NamedTuple):
+    """Draws from ``r`` with what the sampler knows about each of them."""
+
+    latent: jax.Array
+    """``(n, d)``: flat and unconstrained; NaN where ``max_proposals`` was hit."""
+    log_weight: jax.Array
+    """``lw = log p(x, z) - log q(z)``."""
+    log_ratio: jax.Array
+    """``A = lw - log a_e``, the log of the weight of the draw against the posterior."""
+    acceptance: jax.Array
+    """``a_e``, the probability with which the draw was accepted."""
+    complete: jax.Array
+    """False where ``max_proposals`` was hit and there is no draw."""
+
+
+class AutoRVRS(AutoContinuous):
+    """Reparameterized variational rejection sampling for stock ``SVI`` and ``Trace_ELBO()``.
+
+    A proposal ``q`` over all latent variables proposes, the model decides with probability
+    ``a(z) = sigmoid(log p(x, z) - log q(z) + T)``, and what survives is the approximation ``r``.
+
+    >>> import jax, optax, numpyro, rvrs
+    >>> import numpyro.distributions as dist
+    >>> from numpyro.infer import SVI, Trace_ELBO
+    >>> def model(y):
+    ...     scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    ...     numpyro.sample("y", dist.Normal(0.0, scale), obs=y)
+    >>> y = jax.numpy.array([0.3, -1.2, 0.8])
+    >>> guide = rvrs.AutoRVRS(model, target_acceptance=0.2)
+    >>> svi = SVI(model, guide, optax.adam(1e-2), Trace_ELBO())
+    >>> result = svi.run(jax.random.key(0), 200, y, progress_bar=False)
+    >>> guide.sample_posterior(
+    ...     jax.random.key(1), result.params, y, sample_shape=(100,)
+    ... )["scale"].shape
+    (100,)
+
+    Parameters
+    ----------
+    model
+        A NumPyro model whose latent variables are all continuous.
+    proposal
+        ``None`` or ``"diagonal"`` for independent normals, ``"mvn"`` for a normal with full
+        covariance, ``"low_rank"``, a family of :mod:`rvrs.proposals` (flows among them), or a
+        NumPyro autoguide of the same model that is an ``AutoContinuous`` and whose log density
+        can be evaluated at any point.
+    target_acceptance
+        The acceptance probability Z that T is adapted to: 1 is ordinary variational inference;
+        the smaller, the closer to the posterior and the more proposals per draw (1 / Z).
+    num_samples
+        Accepted draws per step (S); what ``num_particles`` is for other guides.
+    epsilon
+        Guardrail: the least acceptance probability of any proposal.
+    threshold
+        None adapts T; a number fixes it, and ``target_acceptance`` then only sizes blocks.
+    estimator
+        ``"reparameterized"``, or ``"score"`` for the higher-variance estimator of VRS.
+    model_gradient
+        ``"unbiased"``, or ``"truncated"`` for the paper's estimator of the gradient of the
+        model's ``numpyro.param`` sites, which leaves out a covariance.
+    max_proposals
+        Bound on the proposals of one step, by default 50 times what is needed on average. A step
+        that hits it has the loss NaN and no gradient.
+    prefix
+        Prefix of the names of all sites of the guide.
+    init_loc_fn
+        Where the proposal starts; see NumPyro's initialization strategies.
+    init_scale
+        Standard deviation of the initial proposal in every unconstrained coordinate.
+
+    Notes
+    -----
+    The guide emits one draw of ``r`` and a factor that makes ``Trace_ELBO()`` return the surrogate
+    of all S draws, so nothing of NumPyro needs to change. While training T is carried in the
+    mutable state of ``SVI``; everywhere else it is solved from the parameters, so parameters and
+    data are enough to sample. The acceptance depends on the data: a model called without them
+    (as in ``Predictive``) needs :meth:`conditioned_on`.
+    """
+
+    def __init__(
+        self,
+        model: Callable,
+        *,
+        proposal: AutoContinuous | Proposal | str | None = None,
+        target_acceptance: float = 0.1,
+        num_samples: int = 2,
+        epsilon: float = 1e-4,
+        threshold: float | None = None,
+        estimator: Estimator = "reparameterized",
+        model_gradient: ModelGradient = "unbiased",
+        max_proposals: int | None = None,
+        prefix: str = "auto",
+        init_loc_fn: Callable = init_to_uniform,
+        init_scale: float = 0.1,
+    ) -> None:
+        if not callable(model):
+            raise ValueError(f"model must be a NumPyro model (a function), got {model!r}.")
+        if not callable(init_loc_fn):
+            raise ValueError(
+                f"init_loc_fn must be one of NumPyro's initialization strategies, e.g. "
+                f"init_to_median, got {init_loc_fn!r}."
+            )
+        if not isinstance(prefix, str) or not prefix:
+            raise ValueError(f"prefix must be a word, got {prefix!r}.")
+        self.proposal: GuideProposal = guide_proposal(proposal, model, prefix, init_scale)
+        self.settings = Settings(
+            proposal=self.proposal.family,
+            target_acceptance=target_acceptance,
+            num_samples=num_samples,
+            epsilon=epsilon,
+            threshold=threshold,
+            estimator=estimator,
+            baseline="leave_one_out",
+            threshold_rule="tracking",
+            max_proposals=default_max_proposals(max_proposals, num_samples, target_acceptance),
+            init_scale=init_scale,
+            model_gradient=model_gradient,
+        )
+        self._programs = Programs()
+        super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_programs": Programs()}
+
+    # What NumPyro calls
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
+        """One draw from ``r`` at the latent sites, and the factor that completes the loss."""
+        arguments = (args, kwargs)
+        with self._prototype(arguments):
+            parameters = self.proposal.register(self._init_latent)
+            theta = _numpyro.model_parameters(self.prototype_trace)
+            rng_key = numpyro.prng_key()
+            state = mutable(self._state_name)
+            if state is None:
+                first = (parameters, theta)
+                state = self._programs.call(self.first_state, (), first, arguments)
+                state = mutable(self._state_name, state)
+            else:
+                _refuse_several_particles(rng_key, state)
+            now = (rng_key, parameters, theta, dict(state))
+            step = self._programs.call(self.surrogate_step, (), now, arguments)
+            z, log_joint, surrogate, new_state = step
+            state.update(new_state)
+            if theta:
+                # Its gradient too has to cancel the one of the model that SVI runs on the draw.
+                log_joint = self._log_joint(arguments, theta, z)
+            numpyro.factor(f"{self.prefix}_factor", log_joint - surrogate)
+            return self._emit(arguments, theta, z)
+
+    def sample_posterior(
+        self,
+        rng_key: PRNGKey,
+        params: dict[str, Any],
+        *args: Any,
+        sample_shape: tuple[int, ...] = (),
+        **kwargs: Any,
+    ) -> dict[str, jax.Array]:
+        """Independent draws from ``r`` of all latent and deterministic sites of the model.
+
+        Parameters
+        ----------
+        params
+            Parameters of guide and model, as ``svi.get_params`` returns them; T is solved from
+            them and the data.
+        *args, **kwargs
+            The model's arguments, the data among them.
+        """
+        draws = self.draw_latent(
+            rng_key, params, *args, num_samples=math.prod(sample_shape), **kwargs
+        )
+        sites = self.constrain(params, draws.latent, *args, **kwargs)
+        return jax.tree.map(lambda leaf: leaf.reshape(*sample_shape, *leaf.shape[1:]), sites)
+
+    def median(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
+        """The posterior median of every latent site; see :meth:`quantiles`."""
+        return self.quantiles(params, 0.5, *args, **kwargs)
+
+    def quantiles(
+        self,
+        params: dict[str, Any],
+        quantiles: Any,
+        *args: Any,
+        rng_key: PRNGKey | None = None,
+        num_samples: int = 10_000,
+        **kwargs: Any,
+    ) -> dict[str, jax.Array]:
+        """Posterior quantiles of every latent site, from draws; a leading axis if several.
+
+        Unlike other autoguides this one needs the model's arguments, since the data decide which
+        proposals are accepted.
+        """
+        rng_key = jax.random.key(0) if rng_key is None else rng_key
+        draws = self.sample_posterior(rng_key, params, *args, sample_shape=(num_samples,), **kwargs)
+        levels = jnp.asarray(quantiles)
+        return {
+            name: jnp.quantile(draws[name], levels, axis=0)
+            for name in self._unpack_latent(self._init_latent)
+        }
+
+    def get_posterior(self, params: dict[str, Any] | None = None) -> dist.Distribution:
+        """Not available: ``r`` is known by its draws."""
+        raise NotImplementedError(
+            "AutoRVRS has no closed-form posterior: use sample_posterior, median or quantiles."
+        )
+
+    get_base_dist = get_transform = _get_posterior = get_posterior
+
+    def conditioned_on(self, *args: Any, **kwargs: Any) -> Callable:
+        """The guide with the model's arguments, data included, fixed to these.
+
+        For callers that pass other arguments, such as predictions at new inputs:
+        ``Predictive(model, guide=guide.conditioned_on(x, y), params=params,
+        num_samples=100)(rng_key, x_new)``.
+        """
+        return lambda *_, **__: self(*args, **kwargs)
+
+    # What rvrs.fit asks
+
+    def draw_latent(
+        self,
+        rng_key: PRNGKey,
+        params: dict[str, Any],
+        *args: Any,
+        num_samples: int,
+        **kwargs: Any,
+    ) -> PosteriorDraws:
+        """Draws from ``r`` in the flat unconstrained space, with their weights."""
+        arguments = self._prepare(params, args, kwargs)
+        draws = self._programs.call(self._draw_latent, (num_samples,), (rng_key, params), arguments)
+        if not isinstance(draws.complete, Tracer) and not bool(jnp.all(draws.complete)):
+            warnings.warn(
+                f"{int(jnp.sum(~draws.complete))} of {num_samples} draws are NaN: max_proposals "
+                "was hit. The density may be non-finite over most of the proposal; check the "
+                "model, or raise max_proposals.",
+                stacklevel=3,
+            )
+        return draws
+
+    def constrain(
+        self, params: dict[str, Any], latent: jax.Array, *args: Any, **kwargs: Any
+    ) -> dict[str, jax.Array]:
+        """Latent and deterministic sites of the model at flat unconstrained draws ``(n, d)``."""
+        arguments = self._prepare(params, args, kwargs)
+        return self._programs.call(self._constrain_all, (), (params, latent), arguments)
+
+    def evaluate(
+        self,
+        rng_key: PRNGKey,
+        params: dict[str, Any],
+        *args: Any,
+        num_proposals: int = 1_000_000,
+        **kwargs: Any,
+    ) -> Evidence:
+        """ELBO, log Z and log evidence with standard errors, T solved from the parameters."""
+        checks.check_count("num_proposals", num_proposals)
+        arguments = self._prepare(params, args, kwargs)
+        return self._programs.call(self._evaluate, (num_proposals,), (rng_key, params), arguments)
+
+    def with_log_density(
+        self,
+        function: Callable,
+        static: tuple,
+        dynamic: tuple,
+        theta: dict[str, Any],
+        arguments: Arguments,
+    ) -> Any:
+        """``function(*static, *dynamic, log_density)``, compiled.
+
+        ``log_density`` is that of the model at flat unconstrained points, with the parameters
+        ``theta`` and these arguments.
+        """
+        return self._programs.call(
+            self._with_log_density, (function, static), (dynamic, theta), arguments
+        )
+
+    def _with_log_density(
+        self,
+        function: Callable,
+        static: tuple,
+        dynamic: tuple,
+        theta: dict[str, Any],
+        arguments: Arguments,
+    ) -> Any:
+        return function(*static, *dynamic, lambda z: self._log_joint(arguments, theta, z))
+
+    # The work
+
+    @property
+    def _state_name(self) -> str:
+        return f"{self.prefix}_state"
+
+    def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
+        _numpyro.check_model(self.model, (args, kwargs), numpyro.prng_key(), "AutoRVRS")
+        try:
+            super()._setup_prototype(*args, **kwargs)
+        except RuntimeError as error:
+            raise ValueError(
+                "AutoRVRS: the model's log density or its gradient is not finite at any initial "
+                "point that was tried; check the data for NaN, or start inside the support with "
+                "init_loc_fn, e.g. init_to_value."
+            ) from error
+        self.proposal.setup(args, kwargs)
+
+    @contextmanager
+    def _prototype(self, arguments: Arguments) -> Iterator[None]:
+        """Have the model's structure at hand.
+
+        A structure that was found while JAX was tracing holds tracers, which must not outlive
+        the trace: it is forgotten afterwards and found again when needed.
+        """
+        if self.prototype_trace is not None:
+            yield
+            return
+        try:
+            self._setup_prototype(*arguments[0], **arguments[1])
+            yield
+        finally:
+            if isinstance(getattr(self, "_init_latent", None), Tracer):
+                self.prototype_trace = None
+
+    def _prepare(self, params: dict[str, Any], args: tuple, kwargs: dict) -> Arguments:
+        """Check the arguments of a call that comes with parameters."""
+        try:
+            inspect.signature(self.model).bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(
+                "AutoRVRS needs the model's arguments, data included, after the parameters: "
+                f"{error}."
+            ) from None
+        if self.prototype_trace is None:
+            with handlers.seed(rng_seed=0), handlers.block():
+                self._setup_prototype(*args, **kwargs)
+        names = _numpyro.parameter_names(self.proposal.register, self._init_latent)
+        names += [n for n, site in self.prototype_trace.items() if site["type"] == "param"]
+        for name in names:
+            if name not in params:
+                raise ValueError(
+                    f"params has no {name!r}: it does not belong to this guide and model; pass "
+                    "svi_result.params of a run with this guide."
+                )
+        return args, kwargs
+
+    def _log_joint(self, arguments: Arguments, theta: PyTree, z: jax.Array) -> jax.Array:
+        return _numpyro.log_joint(self.model, arguments, theta, self._unpack_latent(z))
+
+    def _problem(
+        self, parameters: PyTree, theta: PyTree, arguments: Arguments
+    ) -> tuple[Problem, Targets]:
+        """The core's view of it: one target, B = 1."""
+        family = self.proposal.family
+        problem = Problem(
+            sample_noise=lambda key, shape: family.sample_noise(key, shape, parameters),
+            propose=family.propose,
+            log_proposal=family.log_density,
+            log_joint=lambda theta, _, z: self._log_joint(arguments, theta, z),
+        )
+        return problem, Targets(jax.tree.map(lambda leaf: leaf[None], parameters), theta)
+
+    def first_state(
+        self, parameters: PyTree, theta: PyTree, arguments: Arguments
+    ) -> dict[str, jax.Array]:
+        """The state that training starts with: T solved from the parameters."""
+        problem, targets = self._problem(parameters, theta, arguments)
+        # T is a function of the parameters; any key serves to compute it.
+        t = engine.calibrate(jax.random.key(0), problem, targets, self.settings, _FIRST_DRAWS)
+        return {
+            **threshold.init(lax.stop_gradient(t))._asdict(),
+            "acceptance": jnp.zeros_like(t[0]),
+            "num_proposals": jnp.int32(0),
+            "num_capped": jnp.int32(0),
+        }
+
+    def surrogate_step(
+        self,
+        rng_key: PRNGKey,
+        parameters: PyTree,
+        theta: PyTree,
+        state: dict[str, jax.Array],
+        arguments: Arguments,
+    ) -> tuple[jax.Array, jax.Array, jax.Array, dict[str, jax.Array]]:
+        """A draw, ``log p`` there, the surrogate of all S draws, and the next state."""
+        settings = self.settings
+        problem, targets = self._problem(parameters, theta, arguments)
+        followed = ThresholdState(*[state[name] for name in ThresholdState._fields])
+        t = followed.value
+        draws = rejection.draw_exact(
+            rng_key,
+            problem,
+            targets,
+            t,
+            num_samples=settings.num_samples,
+            epsilon=settings.epsilon,
+            block_size=settings.block_size,
+            max_proposals=settings.max_proposals,
+        )
+        objective = elbo_surrogate(
+            problem,
+            targets,
+            draws,
+            t,
+            epsilon=settings.epsilon,
+            estimator=settings.estimator,
+            model_gradient=settings.model_gradient,
+            multiplier=None if settings.threshold is not None else threshold.multiplier(followed),
+        )
+        complete = draws.complete[0]
+        surrogate = objective.surrogate[0] + jnp.where(complete, 0.0, jnp.nan)
+        noise = jax.tree.map(lambda leaf: leaf[0, 0], draws.noise)
+        z, log_q = lax.stop_gradient(problem.propose(parameters, noise))
+        log_joint = draws.log_weight[0, 0] + log_q
+
+        tally = draws.tally
+        if settings.threshold is None:
+            adapted = threshold.adapt(
+                followed, tally, settings.target_acceptance, block_size=settings.block_size
+            )
+            # Whatever happens, T stays a number.
+            followed = jax.tree.map(
+                lambda new, old: jnp.where(jnp.isnan(new), old, new), adapted, followed
+            )
+        new_state = {
+            **followed._asdict(),
+            "acceptance": tally.acceptance[0] / tally.num_proposals[0].astype(t.dtype),
+            "num_proposals": tally.num_proposals[0],
+            "num_capped": state["num_capped"] + ~complete,
+        }
+        return z, log_joint, surrogate, lax.stop_gradient(new_state)
+
+    def _emit(self, arguments: Arguments, theta: PyTree, z: jax.Array) -> dict[str, jax.Array]:
+        """Delta sites at the model's latent sites, with the Jacobian of the constraint."""
+        found = self._constrain_one(arguments, theta, z)
+        masked = numpyro.get_mask() is False
+        result = {}
+        for name, value in found.values.items():
+            log_density = 0.0 if masked else -found.log_jacobians[name]
+            delta = dist.Delta(value, log_density=log_density, event_dim=found.event_dims[name])
+            result[name] = numpyro.sample(name, delta)
+        return result
+
+    def _constrain_one(
+        self, arguments: Arguments, theta: PyTree, z: jax.Array
+    ) -> _numpyro.Constrained:
+        found = _numpyro.constrain(
+            self.model, arguments, theta, self._unpack_latent(lax.stop_gradient(z))
+        )
+        absent = [n for n in self._unpack_latent(self._init_latent) if n not in found.values]
+        if found.missing or absent:
+            raise ValueError(
+                f"AutoRVRS: with these arguments the model has other latent sites "
+                f"({', '.join(map(repr, found.missing + absent))} changed); the data decide what "
+                "is accepted, so pass the same data that the guide is trained on. For predictions "
+                "use guide.conditioned_on(...) or sample_posterior."
+            )
+        return found
+
+    def _split(self, params: dict[str, Any]) -> tuple[PyTree, PyTree]:
+        """Parameters of the proposal and of the model."""
+        register = handlers.substitute(self.proposal.register, data=params)
+        with handlers.block():
+            parameters = handlers.seed(register, rng_seed=0)(self._init_latent)
+        theta = {
+            name: params[name]
+            for name, site in self.prototype_trace.items()
+            if site["type"] == "param"
+        }
+        return parameters, theta
+
+    def _draw_latent(
+        self, num_samples: int, rng_key: PRNGKey, params: dict[str, Any], arguments: Arguments
+    ) -> PosteriorDraws:
+        parameters, theta = self._split(params)
+        problem, targets = self._problem(parameters, theta, arguments)
+        calibration_key, draw_key = jax.random.split(rng_key)
+        t = engine.calibrate(calibration_key, problem, targets, self.settings)
+        drawn = engine.draw(draw_key, problem, targets, t, self.settings, num_samples)
+        noise, lw, complete = jax.tree.map(lambda leaf: leaf[:, 0], drawn)
+        z, _ = jax.vmap(problem.propose, in_axes=(None, 0))(parameters, noise)
+        a = evaluate(lw, t, self.settings.epsilon)
+        return PosteriorDraws(
+            latent=jnp.where(complete[:, None], z, jnp.nan),
+            log_weight=jnp.where(complete, lw, jnp.nan),
+            log_ratio=jnp.where(complete, a.log_ratio, jnp.nan),
+            acceptance=jnp.where(complete, jnp.exp(a.log_probability), jnp.nan),
+            complete=complete,
+        )
+
+    def _constrain_all(
+        self, params: dict[str, Any], latent: jax.Array, arguments: Arguments
+    ) -> dict[str, jax.Array]:
+        _, theta = self._split(params)
+
+        def one(z: jax.Array) -> dict[str, jax.Array]:
+            found = self._constrain_one(arguments, theta, z)
+            return found.values | found.deterministic
+
+        return lax.map(one, latent, batch_size=min(1000, len(latent)))
+
+    def _evaluate(
+        self, num_proposals: int, rng_key: PRNGKey, params: dict[str, Any], arguments: Arguments
+    ) -> Evidence:
+        parameters, theta = self._split(params)
+        problem, targets = self._problem(parameters, theta, arguments)
+        calibration_key, proposal_key = jax.random.split(rng_key)
+        t = engine.calibrate(calibration_key, problem, targets, self.settings)
+        estimates = engine.evaluate(proposal_key, problem, targets, t, self.settings, num_proposals)
+        return jax.tree.map(lambda leaf: leaf[0], estimates)
+
+
+def _refuse_several_particles(rng_key: PRNGKey, state: dict[str, jax.Array]) -> None:
+    # A vmap over random keys that leaves the state alone is the one over particles.
+    if _numpyro.is_batched_by_vmap(rng_key) and not _numpyro.is_batched_by_vmap(state["value"]):
+        raise ValueError(
+            "AutoRVRS: with num_particles > 1 NumPyro drops the guide's threshold; use "
+            "Trace_ELBO() and AutoRVRS(..., num_samples=...) for more draws per step."
+        )
