@@ -2,6 +2,9 @@
 
 from rvrs import proposals as proposals
 from rvrs import vi as vi
+from rvrs.fitting import fit as fit
+from rvrs.fitting import load as load
 from rvrs.guides import AutoRVRS as AutoRVRS
+from rvrs.result import Fit as Fit
 
-__all__ = ["AutoRVRS", "proposals", "vi"]
+__all__ = ["AutoRVRS", "Fit", "fit", "load", "proposals", "vi"]

@@ -187,6 +187,21 @@ def draw_budget(
     )
 
 
+def accept_all(noise: PyTree, log_weight: Float[Array, "s b"]) -> Draws:
+    """Take proposals as draws of ``q`` itself: T is infinite and Z is 1."""
+    num_samples, num_targets = log_weight.shape
+    zeros = jnp.zeros_like(log_weight[0])
+    tally = Tally(
+        num_proposals=jnp.full(num_targets, num_samples, jnp.int32),
+        acceptance=zeros + num_samples,
+        slope=zeros,
+        cross=zeros,
+        ratio=zeros,
+        ratio_slope=zeros,
+    )
+    return Draws(noise, log_weight, jnp.ones(num_targets, bool), zeros, tally)
+
+
 class _Block(NamedTuple):
     """K proposals for each of B rows."""
 

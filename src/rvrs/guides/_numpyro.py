@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpyro
 from jax.core import Tracer
 from numpyro import handlers
-from numpyro.distributions import biject_to
+from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.util import sum_rightmost
 from numpyro.infer.autoguide import AutoContinuous
+from numpyro.infer.initialization import init_to_feasible
 from numpyro.infer.util import helpful_support_errors, potential_energy
 
 PRIVATE = {
@@ -96,9 +97,9 @@ def constrain(
 def check_model(model: Callable, arguments: Arguments, rng_key: jax.Array, guide: str) -> None:
     """Refuse, by name, what a guide over all continuous latents with all of the data cannot do."""
     with handlers.block():
-        trace = handlers.trace(handlers.seed(model, rng_key)).get_trace(
-            *arguments[0], **arguments[1]
-        )
+        # Not at draws from the prior, since an improper one has none.
+        model = handlers.substitute(handlers.seed(model, rng_key), substitute_fn=init_to_feasible)
+        trace = handlers.trace(model).get_trace(*arguments[0], **arguments[1])
     latent = [s for s in trace.values() if s["type"] == "sample" and not s["is_observed"]]
     if not latent:
         raise ValueError(
@@ -154,6 +155,22 @@ def register_stock(guide: AutoContinuous) -> dict[str, Any]:
     with handlers.trace() as trace:
         guide._get_posterior()
     return {name: site["value"] for name, site in trace.items() if site["type"] == "param"}
+
+
+def parameter_transforms(guide: AutoContinuous) -> dict[str, Any]:
+    """The transforms from unconstrained values of an autoguide's parameters."""
+    with handlers.block(), handlers.seed(rng_seed=0), handlers.trace() as trace:
+        guide._get_posterior()
+    return constraint_transforms(trace)
+
+
+def constraint_transforms(trace: dict[str, Any]) -> dict[str, Any]:
+    """The transforms from unconstrained values of the ``numpyro.param`` sites of a trace."""
+    return {
+        name: biject_to(site["kwargs"].get("constraint", constraints.real))
+        for name, site in trace.items()
+        if site["type"] == "param"
+    }
 
 
 def is_batched_by_vmap(x: Any) -> bool:

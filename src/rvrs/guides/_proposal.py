@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpyro
+from numpyro import handlers
 from numpyro.infer.autoguide import AutoContinuous
 
 from rvrs.core.problem import PRNGKey, PyTree
@@ -25,6 +26,26 @@ class GuideProposal(Protocol):
 
     def register(self, location: jax.Array) -> PyTree:
         """Register the parameters, initially around ``location``, and return their values."""
+        ...
+
+    def start(self, location: jax.Array, scale: jax.Array) -> tuple[PyTree, PyTree]:
+        """What to train from a normal distribution, and the frame that it is in.
+
+        A frame gives the units of what is trained, so that an optimizer's steps are of the right
+        size in every coordinate.
+        """
+        ...
+
+    def in_plain_units(self, trained: PyTree, frame: PyTree) -> PyTree:
+        """The parameters of the family."""
+        ...
+
+    def reframe(self, trained: PyTree, frame: PyTree) -> tuple[PyTree, PyTree]:
+        """The same parameters in their own units."""
+        ...
+
+    def sites(self, parameters: PyTree) -> dict[str, Any]:
+        """Parameters of the family by the names of their ``numpyro.param`` sites."""
         ...
 
 
@@ -65,11 +86,25 @@ class OwnProposal:
     def register(self, location: jax.Array) -> PyTree:
         """One ``numpyro.param`` for every field of the family's parameters."""
         initial = self.family.init(location, self._init_scale)
-        values = [
-            numpyro.param(f"{self._prefix}_{name}", value)
-            for name, value in initial._asdict().items()
-        ]
-        return type(initial)(*values)
+        sites = self.sites(initial)
+        return type(initial)(*[numpyro.param(name, value) for name, value in sites.items()])
+
+    def start(self, location: jax.Array, scale: jax.Array) -> tuple[PyTree, PyTree]:
+        """The standard member of the family, in the frame of the normal distribution."""
+        return self.family.init(jnp.zeros_like(location), 1.0), (location, scale)
+
+    def in_plain_units(self, trained: PyTree, frame: PyTree) -> PyTree:
+        """Carried out of the frame."""
+        return self.family.push_forward(trained, *frame)
+
+    def reframe(self, trained: PyTree, frame: PyTree) -> tuple[PyTree, PyTree]:
+        """The member of the family is the new frame."""
+        standard, *own = self.family.standardize(self.in_plain_units(trained, frame))
+        return standard, tuple(own)
+
+    def sites(self, parameters: PyTree) -> dict[str, Any]:
+        """One site for every field."""
+        return {f"{self._prefix}_{name}": value for name, value in parameters._asdict().items()}
 
 
 class StockProposal:
@@ -87,6 +122,7 @@ class StockProposal:
             propose=self._propose,
             log_density=self._log_density,
             push_forward=_no_init,
+            standardize=_no_init,
             closed_under="diagonal",
         )
 
@@ -113,6 +149,33 @@ class StockProposal:
     def register(self, location: jax.Array) -> PyTree:
         """The autoguide registers its own parameters, at its own initial values."""
         return _numpyro.register_stock(self._guide)
+
+    def start(self, location: jax.Array, scale: jax.Array) -> tuple[PyTree, PyTree]:
+        """The autoguide's own initial values, unconstrained; location and scale where it has them.
+
+        There is no frame: the autoguide decides what its parameters mean.
+        """
+        known = {"loc": location, "scale": scale} if scale.ndim == 1 else {"loc": location}
+        values = handlers.seed(_numpyro.register_stock, rng_seed=0)(self._guide)
+        for name, value in known.items():
+            site = f"{self._guide.prefix}_{name}"
+            if site in values and values[site].shape == value.shape:
+                values[site] = value
+        transforms = _numpyro.parameter_transforms(self._guide)
+        return {name: transforms[name].inv(value) for name, value in values.items()}, ()
+
+    def in_plain_units(self, trained: PyTree, frame: PyTree) -> PyTree:
+        """Constrained."""
+        transforms = _numpyro.parameter_transforms(self._guide)
+        return {name: transforms[name](value) for name, value in trained.items()}
+
+    def reframe(self, trained: PyTree, frame: PyTree) -> tuple[PyTree, PyTree]:
+        """There is no frame."""
+        return trained, frame
+
+    def sites(self, parameters: PyTree) -> dict[str, Any]:
+        """They have their names already."""
+        return parameters
 
     def _propose(self, parameters: PyTree, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
         posterior = _numpyro.stock_posterior(self._guide, parameters)

@@ -24,7 +24,7 @@ from rvrs.core import rejection, threshold
 from rvrs.core.acceptance import evaluate
 from rvrs.core.evidence import Evidence
 from rvrs.core.objectives import Estimator, ModelGradient, elbo_surrogate
-from rvrs.core.problem import PRNGKey, Problem, PyTree, Targets
+from rvrs.core.problem import PRNGKey, Problem, PyTree, Targets, log_weights
 from rvrs.core.threshold import ThresholdState
 from rvrs.guides import _numpyro
 from rvrs.guides._numpyro import Arguments
@@ -154,11 +154,11 @@ class AutoRVRS(AutoContinuous):
             init_scale=init_scale,
             model_gradient=model_gradient,
         )
-        self._programs = Programs()
+        self.programs = Programs()
         super().__init__(model, prefix=prefix, init_loc_fn=init_loc_fn)
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_programs": Programs()}
+        return super().__getstate__() | {"programs": Programs()}
 
     # What NumPyro calls
 
@@ -172,12 +172,12 @@ class AutoRVRS(AutoContinuous):
             state = mutable(self._state_name)
             if state is None:
                 first = (parameters, theta)
-                state = self._programs.call(self.first_state, (), first, arguments)
+                state = self.programs.call(self.first_state, (), first, arguments)
                 state = mutable(self._state_name, state)
             else:
                 _refuse_several_particles(rng_key, state)
             now = (rng_key, parameters, theta, dict(state))
-            step = self._programs.call(self.surrogate_step, (), now, arguments)
+            step = self.programs.call(self.surrogate_step, (), now, arguments)
             z, log_joint, surrogate, new_state = step
             state.update(new_state)
             if theta:
@@ -231,10 +231,7 @@ class AutoRVRS(AutoContinuous):
         rng_key = jax.random.key(0) if rng_key is None else rng_key
         draws = self.sample_posterior(rng_key, params, *args, sample_shape=(num_samples,), **kwargs)
         levels = jnp.asarray(quantiles)
-        return {
-            name: jnp.quantile(draws[name], levels, axis=0)
-            for name in self._unpack_latent(self._init_latent)
-        }
+        return {name: jnp.quantile(draws[name], levels, axis=0) for name in self.latent_names}
 
     def get_posterior(self, params: dict[str, Any] | None = None) -> dist.Distribution:
         """Not available: ``r`` is known by its draws."""
@@ -264,8 +261,8 @@ class AutoRVRS(AutoContinuous):
         **kwargs: Any,
     ) -> PosteriorDraws:
         """Draws from ``r`` in the flat unconstrained space, with their weights."""
-        arguments = self._prepare(params, args, kwargs)
-        draws = self._programs.call(self._draw_latent, (num_samples,), (rng_key, params), arguments)
+        arguments = self.prepare(params, args, kwargs)
+        draws = self.programs.call(self._draw_latent, (num_samples,), (rng_key, params), arguments)
         if not isinstance(draws.complete, Tracer) and not bool(jnp.all(draws.complete)):
             warnings.warn(
                 f"{int(jnp.sum(~draws.complete))} of {num_samples} draws are NaN: max_proposals "
@@ -275,12 +272,27 @@ class AutoRVRS(AutoContinuous):
             )
         return draws
 
+    def propose_latent(
+        self,
+        rng_key: PRNGKey,
+        params: dict[str, Any],
+        *args: Any,
+        num_samples: int,
+        **kwargs: Any,
+    ) -> jax.Array:
+        """Draws ``(n, d)`` from the proposal itself, before rejection."""
+        self.prepare(params, args, kwargs)
+        parameters, _ = self.split(params)
+        family = self.proposal.family
+        noise = family.sample_noise(rng_key, (num_samples,), parameters)
+        return jax.vmap(family.propose, in_axes=(None, 0))(parameters, noise)[0]
+
     def constrain(
         self, params: dict[str, Any], latent: jax.Array, *args: Any, **kwargs: Any
     ) -> dict[str, jax.Array]:
         """Latent and deterministic sites of the model at flat unconstrained draws ``(n, d)``."""
-        arguments = self._prepare(params, args, kwargs)
-        return self._programs.call(self._constrain_all, (), (params, latent), arguments)
+        arguments = self.prepare(params, args, kwargs)
+        return self.programs.call(self._constrain_all, (), (params, latent), arguments)
 
     def evaluate(
         self,
@@ -292,8 +304,8 @@ class AutoRVRS(AutoContinuous):
     ) -> Evidence:
         """ELBO, log Z and log evidence with standard errors, T solved from the parameters."""
         checks.check_count("num_proposals", num_proposals)
-        arguments = self._prepare(params, args, kwargs)
-        return self._programs.call(self._evaluate, (num_proposals,), (rng_key, params), arguments)
+        arguments = self.prepare(params, args, kwargs)
+        return self.programs.call(self._evaluate, (num_proposals,), (rng_key, params), arguments)
 
     def with_log_density(
         self,
@@ -308,7 +320,7 @@ class AutoRVRS(AutoContinuous):
         ``log_density`` is that of the model at flat unconstrained points, with the parameters
         ``theta`` and these arguments.
         """
-        return self._programs.call(
+        return self.programs.call(
             self._with_log_density, (function, static), (dynamic, theta), arguments
         )
 
@@ -323,6 +335,11 @@ class AutoRVRS(AutoContinuous):
         return function(*static, *dynamic, lambda z: self._log_joint(arguments, theta, z))
 
     # The work
+
+    @property
+    def latent_names(self) -> list[str]:
+        """The model's latent sites."""
+        return list(self._unpack_latent(self._init_latent))
 
     @property
     def _state_name(self) -> str:
@@ -357,7 +374,7 @@ class AutoRVRS(AutoContinuous):
             if isinstance(getattr(self, "_init_latent", None), Tracer):
                 self.prototype_trace = None
 
-    def _prepare(self, params: dict[str, Any], args: tuple, kwargs: dict) -> Arguments:
+    def prepare(self, params: dict[str, Any], args: tuple, kwargs: dict) -> Arguments:
         """Check the arguments of a call that comes with parameters."""
         try:
             inspect.signature(self.model).bind(*args, **kwargs)
@@ -465,6 +482,24 @@ class AutoRVRS(AutoContinuous):
         }
         return z, log_joint, surrogate, lax.stop_gradient(new_state)
 
+    def plain_surrogate(
+        self,
+        num_samples: int,
+        rng_key: PRNGKey,
+        parameters: PyTree,
+        theta: PyTree,
+        arguments: Arguments,
+    ) -> jax.Array:
+        """The surrogate without rejection: ordinary variational inference.
+
+        Proposals of a density that is not finite are left out.
+        """
+        problem, targets = self._problem(parameters, theta, arguments)
+        noise = problem.sample_noise(rng_key, (num_samples, 1))
+        draws = rejection.accept_all(noise, log_weights(problem, targets, noise))
+        everything = jnp.full_like(draws.log_normalizer, jnp.inf)
+        return elbo_surrogate(problem, targets, draws, everything, epsilon=0.0).surrogate[0]
+
     def _emit(self, arguments: Arguments, theta: PyTree, z: jax.Array) -> dict[str, jax.Array]:
         """Delta sites at the model's latent sites, with the Jacobian of the constraint."""
         found = self._constrain_one(arguments, theta, z)
@@ -482,7 +517,7 @@ class AutoRVRS(AutoContinuous):
         found = _numpyro.constrain(
             self.model, arguments, theta, self._unpack_latent(lax.stop_gradient(z))
         )
-        absent = [n for n in self._unpack_latent(self._init_latent) if n not in found.values]
+        absent = [name for name in self.latent_names if name not in found.values]
         if found.missing or absent:
             raise ValueError(
                 f"AutoRVRS: with these arguments the model has other latent sites "
@@ -492,7 +527,7 @@ class AutoRVRS(AutoContinuous):
             )
         return found
 
-    def _split(self, params: dict[str, Any]) -> tuple[PyTree, PyTree]:
+    def split(self, params: dict[str, Any]) -> tuple[PyTree, PyTree]:
         """Parameters of the proposal and of the model."""
         register = handlers.substitute(self.proposal.register, data=params)
         with handlers.block():
@@ -507,7 +542,7 @@ class AutoRVRS(AutoContinuous):
     def _draw_latent(
         self, num_samples: int, rng_key: PRNGKey, params: dict[str, Any], arguments: Arguments
     ) -> PosteriorDraws:
-        parameters, theta = self._split(params)
+        parameters, theta = self.split(params)
         problem, targets = self._problem(parameters, theta, arguments)
         calibration_key, draw_key = jax.random.split(rng_key)
         t = engine.calibrate(calibration_key, problem, targets, self.settings)
@@ -526,7 +561,7 @@ class AutoRVRS(AutoContinuous):
     def _constrain_all(
         self, params: dict[str, Any], latent: jax.Array, arguments: Arguments
     ) -> dict[str, jax.Array]:
-        _, theta = self._split(params)
+        _, theta = self.split(params)
 
         def one(z: jax.Array) -> dict[str, jax.Array]:
             found = self._constrain_one(arguments, theta, z)
@@ -537,7 +572,7 @@ class AutoRVRS(AutoContinuous):
     def _evaluate(
         self, num_proposals: int, rng_key: PRNGKey, params: dict[str, Any], arguments: Arguments
     ) -> Evidence:
-        parameters, theta = self._split(params)
+        parameters, theta = self.split(params)
         problem, targets = self._problem(parameters, theta, arguments)
         calibration_key, proposal_key = jax.random.split(rng_key)
         t = engine.calibrate(calibration_key, problem, targets, self.settings)

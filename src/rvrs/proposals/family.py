@@ -27,5 +27,9 @@ class Proposal(NamedTuple):
     push_forward: Callable[[Any, Vector, Scale], Any]
     """``(parameters, location, scale) -> parameters`` of the distribution of
     ``location + scale z``, ``z ~ q``."""
+    standardize: Callable[[Any], tuple[Any, Vector, Scale]]
+    """``(parameters) -> (standard, location, scale)``, a member of the family around 0 with scale
+    1 and the frame that it is in: ``push_forward(standard, location, scale) = parameters``. Steps
+    of one size in the standard parameters are right for coordinates of any scale."""
     closed_under: Literal["diagonal", "triangular"]
     """Which scales ``push_forward`` takes: vectors, or lower-triangular matrices."""

@@ -143,7 +143,13 @@ def _family(kind: _Kind, num_layers: int, nn_width: int, nn_depth: int, seed: in
         pushed = affine.push_forward(_affine_part(parameters), location, scale)
         return Flow(*pushed, weights=parameters.weights)
 
-    return Proposal(init, affine.sample_noise, propose, log_density, push_forward, "triangular")
+    def standardize(parameters: Flow) -> tuple[Flow, Vector, Array]:
+        standard, location, scale = affine.standardize(_affine_part(parameters))
+        return Flow(*standard, weights=parameters.weights), location, scale
+
+    return Proposal(
+        init, affine.sample_noise, propose, log_density, push_forward, standardize, "triangular"
+    )
 
 
 def _affine_part(parameters: Flow) -> FullRankNormal:

@@ -58,7 +58,13 @@ def diagonal_normal() -> Proposal:
         loc = location + scale * parameters.loc
         return DiagonalNormal(loc, parameters.log_scale + jnp.log(scale))
 
-    return Proposal(init, _noise_like_loc, propose, log_density, push_forward, "diagonal")
+    def standardize(parameters: DiagonalNormal) -> tuple[DiagonalNormal, Vector, Vector]:
+        zeros = jnp.zeros_like(parameters.loc)
+        return DiagonalNormal(zeros, zeros), parameters.loc, jnp.exp(parameters.log_scale)
+
+    return Proposal(
+        init, _noise_like_loc, propose, log_density, push_forward, standardize, "diagonal"
+    )
 
 
 @cache
@@ -89,7 +95,13 @@ def full_rank_normal() -> Proposal:
             loc, log_diagonal, jnp.tril(rows * (scale @ cholesky(parameters)), -1)
         )
 
-    return Proposal(init, _noise_like_loc, propose, log_density, push_forward, "triangular")
+    def standardize(parameters: FullRankNormal) -> tuple[FullRankNormal, Vector, Array]:
+        standard = jax.tree.map(jnp.zeros_like, parameters)
+        return standard, parameters.loc, cholesky(parameters)
+
+    return Proposal(
+        init, _noise_like_loc, propose, log_density, push_forward, standardize, "triangular"
+    )
 
 
 def cholesky(parameters: FullRankNormal) -> Array:
@@ -146,7 +158,12 @@ def low_rank_normal(rank: int) -> Proposal:
         loc = location + scale * parameters.loc
         return parameters._replace(loc=loc, log_scale=parameters.log_scale + jnp.log(scale))
 
-    return Proposal(init, sample_noise, propose, log_density, push_forward, "diagonal")
+    def standardize(parameters: LowRankNormal) -> tuple[LowRankNormal, Vector, Vector]:
+        zeros = jnp.zeros_like(parameters.loc)
+        standard = LowRankNormal(zeros, zeros, parameters.factor)
+        return standard, parameters.loc, jnp.exp(parameters.log_scale)
+
+    return Proposal(init, sample_noise, propose, log_density, push_forward, standardize, "diagonal")
 
 
 def _noise_like_loc(rng_key: Any, shape: tuple[int, ...], parameters: Any) -> Array:

@@ -1,0 +1,94 @@
+"""How far a fit can be trusted: Pareto k-hat and effective sample size of its draws' weights."""
+
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# Above this, importance weights have so heavy a tail that they cannot be relied on (Vehtari et
+# al., "Pareto smoothed importance sampling").
+KHAT_LIMIT = 0.7
+# Relative deviation of the acceptance from its target that is worth a warning.
+ACCEPTANCE_TOLERANCE = 0.2
+
+
+class Smoothed(NamedTuple):
+    """Pareto-smoothed importance weights of draws against the posterior."""
+
+    weights: np.ndarray
+    """Normalised to sum to one."""
+    khat: float
+    """Shape of the Pareto tail: below 0.5 good, above 0.7 not to be relied on."""
+    ess: float
+    """Effective sample size of the weighted draws."""
+
+
+def smooth(log_weights: np.ndarray) -> Smoothed:
+    """Pareto-smooth the log weights of independent draws (PSIS, through ArviZ).
+
+    Weights that do not vary, or are too few for a tail, have no k-hat: it is NaN.
+    """
+    log_weights = np.asarray(log_weights, float)
+    if not np.all(np.isfinite(log_weights)):
+        raise ValueError("log_weights must be finite; leave out draws that were not completed.")
+    with warnings.catch_warnings():
+        # What ArviZ has to say about k-hat, the fit says in its own words; and it announces its
+        # own refactoring at import.
+        warnings.simplefilter("ignore")
+        smoothed, khat = arviz().psislw(log_weights)
+    weights = np.exp(np.asarray(smoothed, float) - np.max(smoothed))
+    weights /= weights.sum()
+    return Smoothed(weights, float(khat), float(1 / np.sum(weights**2)))
+
+
+def concerns(
+    *,
+    khat: float,
+    acceptance: float,
+    target_acceptance: float | None,
+    num_capped: int,
+    num_steps: int,
+    num_missing: int,
+) -> tuple[str, ...]:
+    """What is doubtful about a fit, in words; nothing if all is well."""
+    found = []
+    if not khat <= KHAT_LIMIT:
+        found.append(
+            f"k-hat is {khat:.2f} (above {KHAT_LIMIT}): the posterior has mass or tails that the "
+            "fit misses, and means and intervals may be off. Lower target_acceptance, use a "
+            'richer proposal ("mvn" or a flow), or reparameterise the model; compare with MCMC.'
+        )
+    if target_acceptance is not None:
+        off = acceptance / target_acceptance - 1
+        if abs(off) > ACCEPTANCE_TOLERANCE:
+            found.append(
+                f"acceptance is {acceptance:.3g}, {100 * off:+.0f} % off its target "
+                f"{target_acceptance:g}: the density may be non-finite over much of the proposal; "
+                "check the model's support."
+            )
+    if num_capped:
+        found.append(
+            f"max_proposals was hit in {num_capped} of {num_steps} steps, which were skipped: "
+            "the proposal was far from the posterior then. Take more steps, or raise "
+            "max_proposals."
+        )
+    if num_missing:
+        found.append(
+            f"{num_missing} of the draws for the diagnostics are missing because max_proposals was "
+            "hit; check the model's support, or raise max_proposals."
+        )
+    return tuple(found)
+
+
+def arviz() -> Any:
+    """The ArviZ library, or advice on how to get it."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import arviz
+    except ImportError as error:
+        raise ImportError(
+            "k-hat and InferenceData need ArviZ, which is not installed; run: "
+            "pip install 'rvrs[arviz]'"
+        ) from error
+    return arviz

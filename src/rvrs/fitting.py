@@ -1,0 +1,552 @@
+"""One call from a model to a fit: start well, warm up, train, evaluate."""
+
+import math
+import time
+import warnings
+from collections.abc import Callable
+from functools import lru_cache
+from os import PathLike
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro import handlers
+from tqdm.auto import tqdm
+
+from rvrs import diagnostics, storage, training, warmstart
+from rvrs.core import arguments as checks
+from rvrs.core.problem import PRNGKey, PyTree
+from rvrs.guides import AutoRVRS
+from rvrs.guides._numpyro import Arguments
+from rvrs.proposals import Proposal
+from rvrs.result import Fit
+from rvrs.storage import Checkpoint
+from rvrs.training import TrainInfo, TrainState
+
+FULL_RANK_LIMIT = 100
+"""``proposal="auto"`` is a full-rank normal up to this dimension."""
+LOW_RANK_LIMIT = 2000
+"""``proposal="auto"`` is a low-rank normal up to this dimension, diagonal beyond."""
+
+NUM_STEPS = 10_000
+"""Training steps by default."""
+# Steps without rejection that bring the proposal from the mode to the posterior's mass.
+_WARM_UP_STEPS = 2_000
+# Progress is shown, and stored, after so many steps.
+_CHUNK = 500
+# Draws that k-hat comes from: its tail then has 300 of them.
+_KHAT_DRAWS = 10_000
+# Proposals of negligible acceptance are not worth keeping alive where T is well adapted.
+_EPSILON = 1e-6
+
+Callback = Callable[[int, TrainInfo], None]
+
+
+def fit(
+    rng_key: PRNGKey,
+    model: Callable,
+    *model_args: Any,
+    model_kwargs: dict[str, Any] | None = None,
+    guide: AutoRVRS | None = None,
+    proposal: Proposal | str = "auto",
+    target_acceptance: float = 0.1,
+    num_steps: int = NUM_STEPS,
+    num_evaluation_draws: int = 100_000,
+    progress: bool = True,
+    callback: Callback | None = None,
+    checkpoint: str | PathLike[str] | None = None,
+    resume: str | PathLike[str] | None = None,
+) -> Fit:
+    """Fit a NumPyro model by reparameterized variational rejection sampling.
+
+    Finds a start by mode and curvature, warms up by ordinary variational inference, calibrates T,
+    trains with rejection and evaluates the result.
+
+    >>> import jax, numpyro, rvrs
+    >>> import numpyro.distributions as dist
+    >>> def model(y):
+    ...     rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
+    ...     numpyro.sample("y", dist.Poisson(rate), obs=y)
+    >>> y = jax.numpy.array([3, 1, 4, 1, 5])
+    >>> fit = rvrs.fit(jax.random.key(0), model, y, num_steps=500, progress=False)
+    >>> fit.sample(jax.random.key(1), 100)["rate"].shape
+    (100,)
+
+    Parameters
+    ----------
+    model, *model_args, model_kwargs
+        The model and its arguments, data included.
+    guide
+        A ready :class:`rvrs.AutoRVRS` of the same model, which then decides on everything that it
+        has settings for.
+    proposal
+        ``"auto"`` (a full-rank normal up to 100 dimensions, low-rank up to 2000, diagonal
+        beyond), ``"diagonal"``, ``"mvn"``, ``"low_rank"``, or a family of :mod:`rvrs.proposals`.
+    target_acceptance
+        The one knob: 1 is ordinary variational inference; the smaller, the closer to the
+        posterior and the more proposals per draw (1 / Z).
+    num_steps
+        Training steps.
+    num_evaluation_draws
+        Draws that the ELBO is estimated from, each of which costs 1 / Z proposals.
+    progress
+        Whether to show a progress bar with ELBO, acceptance, T and proposals per draw.
+    callback
+        Called as ``callback(steps_done, infos_of_latest_steps)`` every 500 steps.
+    checkpoint
+        A file that training is stored in every 500 steps, for ``resume``.
+    resume
+        A file that ``checkpoint`` or ``Fit.save`` wrote: training goes on from there, with the
+        keys stored in it (``rng_key`` is not used), to the same result bit for bit as if it had
+        never stopped.
+
+    Returns
+    -------
+    A :class:`rvrs.Fit`. Look at its ``warnings`` first.
+    """
+    began = time.perf_counter()
+    arguments = (model_args, _checked_kwargs(model_kwargs))
+    _check(rng_key, model, num_steps, num_evaluation_draws, progress, callback, guide, proposal)
+    guide, name = _guide(model, guide, proposal, target_acceptance, arguments)
+    plan = {
+        "proposal": name,
+        "num_steps": num_steps,
+        "num_evaluation_draws": num_evaluation_draws,
+        "settings": _settings(guide),
+        "model": _describe_model(guide),
+        "arguments": storage.describe_arguments(arguments),
+    }
+    if resume is None:
+        run = _start(rng_key, guide, arguments, progress, plan)
+    else:
+        run = _resume(resume, guide, arguments, plan)
+        checkpoint = resume if checkpoint is None else checkpoint
+    run = _train(run, guide, arguments, num_steps, progress, callback, checkpoint, plan)
+    return _evaluate(run, guide, arguments, plan, name, began)
+
+
+def load(
+    path: str | PathLike[str],
+    model: Callable,
+    *model_args: Any,
+    model_kwargs: dict[str, Any] | None = None,
+    guide: AutoRVRS | None = None,
+) -> Fit:
+    """Load what ``Fit.save`` stored; model and data must be those of the fit.
+
+    Parameters
+    ----------
+    guide
+        Needed where the fit was made with a guide or a proposal of your own: one built alike.
+    """
+    arguments = (model_args, _checked_kwargs(model_kwargs))
+    stored = storage.read(path)
+    header = stored.header
+    if "figures" not in header:
+        raise ValueError(
+            f"{path} holds a fit that is not finished; go on with "
+            f"rvrs.fit(..., resume={str(path)!r})."
+        )
+    if guide is None and header["proposal"] not in _WORDS:
+        raise ValueError(
+            f"{path} holds a fit with a proposal of your own ({header['proposal']}); pass a guide "
+            "built alike: rvrs.load(..., guide=rvrs.AutoRVRS(model, proposal=...))."
+        )
+    settings = header["settings"]
+    guide, _ = _guide(model, guide, header["proposal"], settings["target_acceptance"], arguments)
+    present = {
+        "settings": _settings(guide),
+        "model": _describe_model(guide),
+        "arguments": storage.describe_arguments(arguments),
+    }
+    _refuse_differences(path, header, present)
+    run = _Run.from_checkpoint(stored, guide, arguments)
+    return _result(run, guide, arguments, header["proposal"], header)
+
+
+_WORDS = ("diagonal", "mvn", "low_rank")
+
+
+class _Run(NamedTuple):
+    """A fit under way."""
+
+    rng_key: PRNGKey
+    """Key of the evaluation; those of the steps derive from the other one."""
+    train_key: PRNGKey
+    state: TrainState
+    frame: PyTree
+    history: TrainInfo
+    """Of all training steps so far, as NumPy arrays."""
+
+    @property
+    def steps_done(self) -> int:
+        return len(self.history.elbo)
+
+    def to_checkpoint(self, header: dict[str, Any]) -> Checkpoint:
+        keys = [jax.random.key_data(key) for key in (self.rng_key, self.train_key)]
+        arrays = storage.to_arrays("keys", keys) | storage.to_arrays("run", self[2:])
+        return Checkpoint(header | {"versions": storage.versions()}, arrays)
+
+    @staticmethod
+    def from_checkpoint(stored: Checkpoint, guide: AutoRVRS, arguments: Arguments) -> "_Run":
+        keys = [jax.random.key_data(jax.random.key(0))] * 2
+        keys = storage.from_arrays("keys", stored.arrays, keys)
+        state, frame = jax.eval_shape(lambda: _first(guide, arguments, _trivial_start(guide)))
+        steps = stored.header["steps_done"]
+        history = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((steps,), leaf.dtype), _no_history(state)
+        )
+        state, frame, history = storage.from_arrays("run", stored.arrays, (state, frame, history))
+        history = jax.tree.map(np.asarray, history)
+        return _Run(*[jax.random.wrap_key_data(key) for key in keys], state, frame, history)
+
+
+def _checked_kwargs(model_kwargs: dict[str, Any] | None) -> dict[str, Any]:
+    if model_kwargs is not None and not isinstance(model_kwargs, dict):
+        raise ValueError(
+            f"model_kwargs must be a dict of the model's keyword arguments, got {model_kwargs!r}."
+        )
+    return {} if model_kwargs is None else model_kwargs
+
+
+def _check(
+    rng_key: Any,
+    model: Any,
+    num_steps: Any,
+    num_evaluation_draws: Any,
+    progress: Any,
+    callback: Any,
+    guide: Any,
+    proposal: Any,
+) -> None:
+    try:
+        jax.random.key_data(rng_key)
+    except TypeError:
+        raise ValueError(
+            f"rng_key must be a JAX random key, e.g. jax.random.key(0), got {rng_key!r}."
+        ) from None
+    if not callable(model):
+        raise ValueError(f"model must be a NumPyro model (a function), got {model!r}.")
+    checks.check_count("num_steps", num_steps)
+    checks.check_count("num_evaluation_draws", num_evaluation_draws)
+    if not isinstance(progress, bool):
+        raise ValueError(f"progress must be True or False, got {progress!r}.")
+    if callback is not None and not callable(callback):
+        raise ValueError(f"callback must be a function or None, got {callback!r}.")
+    if guide is None:
+        return
+    if not isinstance(guide, AutoRVRS):
+        raise ValueError(
+            f"guide must be a rvrs.AutoRVRS, got {type(guide).__name__}; other autoguides can be "
+            "proposals: rvrs.AutoRVRS(model, proposal=guide)."
+        )
+    if guide.model is not model:
+        raise ValueError(
+            "guide was built for another model; build it from the model that is passed here."
+        )
+    if not isinstance(proposal, str) or proposal != "auto":
+        raise ValueError("proposal: the guide has one already; leave proposal out, or the guide.")
+
+
+def _guide(
+    model: Callable,
+    guide: AutoRVRS | None,
+    proposal: Proposal | str,
+    target_acceptance: float,
+    arguments: Arguments,
+) -> tuple[AutoRVRS, str]:
+    """The guide to train, its prototype set up, and what its proposal is called."""
+    if guide is not None:
+        _setup(guide, arguments)
+        return guide, f"that of {type(guide).__name__}"
+    leaves, structure = jax.tree.flatten(arguments)
+    like = tuple(
+        (leaf.shape, str(leaf.dtype)) if isinstance(leaf, jax.Array | np.ndarray) else leaf
+        for leaf in leaves
+    )
+    first = "mvn" if isinstance(proposal, str) and proposal == "auto" else proposal
+    guide = _known_guide(model, first, target_acceptance, structure, like)
+    _setup(guide, arguments)
+    if isinstance(proposal, str) and proposal == "auto" and guide.latent_dim > FULL_RANK_LIMIT:
+        first = "low_rank" if guide.latent_dim <= LOW_RANK_LIMIT else "diagonal"
+        guide = _known_guide(model, first, target_acceptance, structure, like)
+        _setup(guide, arguments)
+    return guide, first if isinstance(first, str) else "a proposal of your own"
+
+
+def _known_guide(
+    model: Callable, proposal: Proposal | str, target_acceptance: float, structure: Any, like: Any
+) -> AutoRVRS:
+    """The same guide for fits that differ in the values of arrays only: its programs are kept."""
+    try:
+        return _cached_guide(
+            model, proposal, target_acceptance, structure, like, jax.config.jax_enable_x64
+        )
+    except TypeError:  # an argument without a hash
+        return _cached_guide.__wrapped__(model, proposal, target_acceptance)
+
+
+@lru_cache(maxsize=16)
+def _cached_guide(
+    model: Callable, proposal: Proposal | str, target_acceptance: float, *_: Any
+) -> AutoRVRS:
+    epsilon = 0.0 if target_acceptance == 1 else _EPSILON
+    return AutoRVRS(model, proposal=proposal, target_acceptance=target_acceptance, epsilon=epsilon)
+
+
+def _setup(guide: AutoRVRS, arguments: Arguments) -> None:
+    if guide.prototype_trace is None:
+        with handlers.block(), handlers.seed(rng_seed=0):
+            guide._setup_prototype(*arguments[0], **arguments[1])
+
+
+def _settings(guide: AutoRVRS) -> dict[str, Any]:
+    names = ("target_acceptance", "num_samples", "epsilon", "threshold", "estimator")
+    names += ("model_gradient", "max_proposals")
+    return {name: getattr(guide.settings, name) for name in names} | {"prefix": guide.prefix}
+
+
+def _describe_model(guide: AutoRVRS) -> dict[str, Any]:
+    sites = guide._unpack_latent(guide._init_latent)
+    described = {f"latent site {n}": str(jnp.shape(value)) for n, value in sites.items()}
+    return described | {
+        f"parameter {name}": str(jax.tree.map(jnp.shape, site["value"]))
+        for name, site in guide.prototype_trace.items()
+        if site["type"] == "param"
+    }
+
+
+def _refuse_differences(
+    path: str | PathLike[str], stored: dict[str, Any], present: dict[str, Any]
+) -> None:
+    found = []
+    for part, description in present.items():
+        was = stored.get(part)
+        if isinstance(description, dict) and isinstance(was, dict):
+            # Through JSON, so that e.g. tuples and lists are alike.
+            found += [f"{part}: {name}" for name in storage.differences(was, description)]
+        elif was != description:
+            found.append(f"{part} ({was!r} there, {description!r} here)")
+    if found:
+        raise ValueError(
+            f"{path} was made with something else; these differ: {'; '.join(found)}. Pass what the "
+            "fit was made with."
+        )
+
+
+def _theta(guide: AutoRVRS) -> dict[str, Any]:
+    """Initial values of the model's parameters."""
+    return {
+        name: site["value"]
+        for name, site in guide.prototype_trace.items()
+        if site["type"] == "param"
+    }
+
+
+def _trivial_start(guide: AutoRVRS) -> tuple[jax.Array, jax.Array]:
+    """Around the point that NumPyro found, where nothing better was."""
+    scale = jnp.full_like(guide._init_latent, guide.settings.init_scale)
+    triangular = guide.settings.proposal.closed_under == "triangular"
+    return guide._init_latent, jnp.diag(scale) if triangular else scale
+
+
+def _first(
+    guide: AutoRVRS, arguments: Arguments, start: tuple[jax.Array, jax.Array]
+) -> tuple[TrainState, PyTree]:
+    trainable, frame = training.first_trainable(guide, _theta(guide), *start)
+    return training.first_state(guide, trainable, frame, arguments), frame
+
+
+def _no_history(state: TrainState) -> TrainInfo:
+    dtype = state.guide_state["value"].dtype
+    kinds = TrainInfo(dtype, dtype, dtype, np.int32, bool)
+    return jax.tree.map(lambda kind: np.zeros(0, kind), kinds)
+
+
+def _start(
+    rng_key: PRNGKey, guide: AutoRVRS, arguments: Arguments, progress: bool, plan: dict[str, Any]
+) -> _Run:
+    """Find a start, warm up, and calibrate T."""
+    # Of the typed kind from here on, so that a stored key is enough to go on.
+    rng_key = jax.random.wrap_key_data(jax.random.key_data(rng_key))
+    start_key, warm_key, train_key, rng_key = jax.random.split(rng_key, 4)
+
+    def call(function: Callable, static: tuple, dynamic: tuple) -> Any:
+        return guide.with_log_density(function, static, dynamic, _theta(guide), arguments)
+
+    ready = plan["proposal"] not in _WORDS and guide._init_latent is not None
+    start = warmstart.find_start(
+        start_key,
+        call,
+        guide.latent_dim,
+        guide.settings.proposal.closed_under,
+        given=guide._init_latent if ready else None,
+    )
+    known = bool(jnp.isfinite(start.elbo))
+    place = (start.location, start.scale) if known else _trivial_start(guide)
+    state, frame = _first(guide, arguments, place)
+    state, _ = _stage("warm-up", guide, warm_key, state, frame, arguments, progress)
+    proposal, frame = guide.proposal.reframe(state.trainable.proposal, frame)
+    trainable = state.trainable._replace(proposal=proposal)
+    state = training.first_state(guide, trainable, frame, arguments)
+    return _Run(rng_key, train_key, state, frame, _no_history(state))
+
+
+def _stage(
+    stage: Literal["warm-up"],
+    guide: AutoRVRS,
+    rng_key: PRNGKey,
+    state: TrainState,
+    frame: PyTree,
+    arguments: Arguments,
+    progress: bool,
+) -> tuple[TrainState, TrainInfo]:
+    with tqdm(total=_WARM_UP_STEPS, desc="warm-up", disable=not progress, leave=False) as bar:
+        state, info = training.run_chunk(
+            guide,
+            stage,
+            rng_key,
+            state,
+            frame,
+            0,
+            _WARM_UP_STEPS,
+            _WARM_UP_STEPS,
+            _WARM_UP_STEPS,
+            arguments,
+        )
+        bar.update(_WARM_UP_STEPS)
+    return state, info
+
+
+def _resume(
+    path: str | PathLike[str], guide: AutoRVRS, arguments: Arguments, plan: dict[str, Any]
+) -> _Run:
+    stored = storage.read(path)
+    _refuse_differences(path, stored.header, plan)
+    return _Run.from_checkpoint(stored, guide, arguments)
+
+
+def _train(
+    run: _Run,
+    guide: AutoRVRS,
+    arguments: Arguments,
+    num_steps: int,
+    progress: bool,
+    callback: Callback | None,
+    checkpoint: str | PathLike[str] | None,
+    plan: dict[str, Any],
+) -> _Run:
+    with tqdm(total=num_steps, initial=run.steps_done, desc="RVRS", disable=not progress) as bar:
+        while run.steps_done < num_steps:
+            length = min(_CHUNK, num_steps - run.steps_done)
+            state, info = training.run_chunk(
+                guide,
+                "training",
+                run.train_key,
+                run.state,
+                run.frame,
+                run.steps_done,
+                length,
+                num_steps,
+                _CHUNK,
+                arguments,
+            )
+            info = jax.tree.map(np.asarray, info)
+            history = jax.tree.map(lambda *parts: np.concatenate(parts), run.history, info)
+            run = run._replace(state=state, history=history)
+            bar.set_postfix_str(_status(info, guide.settings.num_samples), refresh=False)
+            bar.update(length)
+            if checkpoint is not None:
+                header = plan | {"steps_done": run.steps_done}
+                storage.write(checkpoint, run.to_checkpoint(header))
+            if callback is not None:
+                callback(run.steps_done, info)
+    return run
+
+
+def _status(info: TrainInfo, num_samples: int) -> str:
+    """Means over the latest steps, and the latest T."""
+    with warnings.catch_warnings():
+        # All steps may have been capped.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        elbo = np.nanmean(info.elbo)
+    return (
+        f"ELBO {elbo:.3f}, acceptance {info.acceptance.mean():.3f}, "
+        f"T {info.threshold[-1]:.2f}, "
+        f"{info.num_proposals.mean() / num_samples:.1f} proposals per draw"
+    )
+
+
+def _evaluate(
+    run: _Run,
+    guide: AutoRVRS,
+    arguments: Arguments,
+    plan: dict[str, Any],
+    name: str,
+    began: float,
+) -> Fit:
+    settings, (args, kwargs) = guide.settings, arguments
+    params = _params(run, guide)
+    evidence_key, draw_key = jax.random.split(run.rng_key)
+    evidence = guide.evaluate(
+        evidence_key,
+        params,
+        *args,
+        num_proposals=math.ceil(plan["num_evaluation_draws"] / settings.target_acceptance),
+        **kwargs,
+    )
+    with warnings.catch_warnings():
+        # The fit says it in its own words.
+        warnings.simplefilter("ignore")
+        drawn = guide.draw_latent(draw_key, params, *args, num_samples=_KHAT_DRAWS, **kwargs)
+    usable = np.isfinite(np.asarray(drawn.log_ratio))
+    smoothed = diagnostics.smooth(np.asarray(drawn.log_ratio)[usable])
+    acceptance = math.exp(float(evidence.log_normalizer))
+    figures = {
+        "elbo": float(evidence.elbo),
+        "elbo_error": float(evidence.elbo_error),
+        "log_evidence": float(evidence.log_evidence),
+        "log_evidence_error": float(evidence.log_evidence_error),
+        "acceptance": acceptance,
+        "threshold": float(evidence.threshold),
+        "khat": smoothed.khat,
+        "ess": smoothed.ess,
+        "num_draws": int(usable.sum()),
+        "warnings": diagnostics.concerns(
+            khat=smoothed.khat,
+            acceptance=acceptance,
+            target_acceptance=settings.target_acceptance if settings.threshold is None else None,
+            num_capped=int(run.history.capped.sum()),
+            num_steps=run.steps_done,
+            num_missing=int((~usable).sum()),
+        ),
+        "seconds": time.perf_counter() - began,
+    }
+    for concern in figures["warnings"]:
+        warnings.warn(concern, stacklevel=3)
+    header = plan | {"steps_done": run.steps_done, "figures": figures}
+    return _result(run, guide, arguments, name, header)
+
+
+def _params(run: _Run, guide: AutoRVRS) -> dict[str, Any]:
+    phi, theta = training.parameters(guide, run.state.trainable, run.frame)
+    return guide.proposal.sites(phi) | theta
+
+
+def _result(
+    run: _Run, guide: AutoRVRS, arguments: Arguments, name: str, header: dict[str, Any]
+) -> Fit:
+    history = run.history
+    return Fit(
+        guide=guide,
+        params=_params(run, guide),
+        losses=-history.elbo,
+        acceptances=history.acceptance,
+        thresholds=history.threshold,
+        proposals_per_draw=history.num_proposals / guide.settings.num_samples,
+        proposal_name=name,
+        arguments=arguments,
+        checkpoint=run.to_checkpoint(header),
+        **header["figures"] | {"warnings": tuple(header["figures"]["warnings"])},
+    )

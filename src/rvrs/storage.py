@@ -1,0 +1,181 @@
+"""Fits in files: one ``.npz`` of plain arrays and a JSON header, nothing that could run.
+
+The header says what the file is, which versions and settings made it, and which model and data it
+belongs to. A digest over everything tells a damaged or changed file.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from rvrs.core.problem import PyTree
+
+_FORMAT = "rvrs-fit"
+_VERSION = 1
+_HEADER = "header"
+_PACKAGES = ("rvrs", "jax", "numpyro", "numpy", "optax")
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A fit, finished or not, as it is stored."""
+
+    header: dict[str, Any]
+    """Settings, identity of model and data, and once finished the figures; JSON."""
+    arrays: dict[str, np.ndarray]
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and the packages that a result depends on."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:  # run from a source tree without installation
+            found[package] = "unknown"
+    return found
+
+
+def write(path: str | PathLike[str], checkpoint: Checkpoint) -> None:
+    """Store a checkpoint; the file is whole at any time, the old one or the new one."""
+    path = Path(path)
+    header = {"format": _FORMAT, "version": _VERSION} | checkpoint.header
+    header["digest"] = _digest(header, checkpoint.arrays)
+    text = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"cannot write {path}: the folder {path.parent} does not exist."
+        ) from None
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.savez(file, allow_pickle=False, **{_HEADER: text}, **checkpoint.arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        # Temporary files are private; a result is as readable as the user's other files.
+        mask = os.umask(0)
+        os.umask(mask)
+        Path(temporary).chmod(0o666 & ~mask)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def read(path: str | PathLike[str]) -> Checkpoint:
+    """Read a checkpoint; nothing in the file is executed."""
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}; check the path.")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            if not isinstance(file, np.lib.npyio.NpzFile) or _HEADER not in file:
+                raise _not_ours(path)
+            arrays = {name: file[name] for name in file.files}
+        header = json.loads(arrays.pop(_HEADER).tobytes())
+        if not isinstance(header, dict) or header.get("format") != _FORMAT:
+            raise _not_ours(path)
+    except (OSError, EOFError, KeyError, TypeError, zipfile.BadZipFile, UnicodeDecodeError) as e:
+        raise _damaged(path) from e
+    except ValueError as error:
+        if error.args and _NOT_OURS in str(error):
+            raise
+        raise _damaged(path) from error
+    if header.get("version") != _VERSION:
+        raise ValueError(
+            f"{path} has version {header.get('version')!r} of the format, this is version "
+            f"{_VERSION}; use the rvrs {header.get('versions', {}).get('rvrs', '')} that wrote it."
+        )
+    digest = header.pop("digest", None)
+    if digest != _digest(header, arrays):
+        raise _damaged(path)
+    return Checkpoint(header, arrays)
+
+
+_NOT_OURS = "is not a file of rvrs"
+
+
+def _not_ours(path: Path) -> ValueError:
+    return ValueError(f"{path} {_NOT_OURS}; pass what Fit.save or checkpoint= wrote.")
+
+
+def _damaged(path: Path) -> ValueError:
+    return ValueError(
+        f"{path} is truncated, damaged or was changed, or is not a file of rvrs; fit again or "
+        "use a copy."
+    )
+
+
+def _digest(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
+    digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+    for name in sorted(arrays):
+        digest.update(name.encode())
+        digest.update(fingerprint(arrays[name]).encode())
+    return digest.hexdigest()
+
+
+def fingerprint(array: np.ndarray) -> str:
+    """A digest of an array's type, shape and content."""
+    array = np.ascontiguousarray(array)
+    content = hashlib.sha256(f"{array.dtype.str} {array.shape} ".encode())
+    content.update(array.tobytes())
+    return content.hexdigest()
+
+
+def describe_arguments(arguments: Any) -> dict[str, str]:
+    """What identifies a model's arguments, by their place."""
+    described = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(arguments):
+        place = jax.tree_util.keystr(path)
+        if isinstance(leaf, jax.Array | np.ndarray):
+            array = np.asarray(leaf)
+            # Two models in x32 and x64 may be given the same data.
+            described[place] = f"{array.dtype} {array.shape} {fingerprint(array)}"
+        elif isinstance(leaf, bool | int | float | complex | str):
+            described[place] = repr(leaf)
+        else:
+            described[place] = type(leaf).__qualname__
+    return described
+
+
+def differences(stored: dict[str, Any], present: dict[str, Any]) -> list[str]:
+    """The entries in which two descriptions differ."""
+    names = sorted(set(stored) | set(present))
+    return [name for name in names if stored.get(name) != present.get(name)]
+
+
+def to_arrays(prefix: str, tree: PyTree) -> dict[str, np.ndarray]:
+    """The leaves of a tree by names that start with ``prefix``."""
+    return {
+        f"{prefix}{jax.tree_util.keystr(path)}": np.asarray(leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
+
+
+def from_arrays(prefix: str, arrays: dict[str, np.ndarray], like: PyTree) -> PyTree:
+    """The tree with the structure of ``like`` whose leaves were stored."""
+
+    def leaf(path: Any, shape: Any) -> jax.Array:
+        name = f"{prefix}{jax.tree_util.keystr(path)}"
+        found = arrays.get(name)
+        if found is None or found.shape != shape.shape or found.dtype != shape.dtype:
+            raise ValueError(
+                f"the file's {name} does not fit: "
+                f"{'missing' if found is None else f'{found.dtype} {found.shape}'} instead of "
+                f"{shape.dtype} {shape.shape}; was it made with another model or precision?"
+            )
+        return jax.numpy.asarray(found)
+
+    return jax.tree_util.tree_map_with_path(leaf, like)

@@ -1,0 +1,173 @@
+"""Training of a guide's proposal in compiled chunks of steps."""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from rvrs import loop
+from rvrs.core.problem import PRNGKey, PyTree
+from rvrs.guides import AutoRVRS
+from rvrs.guides._numpyro import Arguments, constraint_transforms
+
+Stage = Literal["warm-up", "training"]
+
+# Adam's steps are of this size at first, in units of the frame, and fall to zero along a cosine,
+# which averages out the noise of the gradient.
+_LEARNING_RATE = {"warm-up": 0.05, "training": 0.02}
+# Second moments are averaged over about a hundred steps: gradients shrink fast at the beginning.
+_OPTIMIZER = optax.scale_by_adam(b2=0.99)
+# Draws per step without rejection; with it, the guide's own number.
+_WARM_UP_SAMPLES = 8
+# Steps of the model's own parameters, which have no frame, are this much smaller.
+_MODEL_RATE = 0.2
+
+
+class Trainable(NamedTuple):
+    """What the optimizer changes."""
+
+    proposal: PyTree
+    """Parameters of the proposal, in units of the frame."""
+    model: dict[str, Any]
+    """Values of the model's ``numpyro.param`` sites, unconstrained."""
+
+
+class TrainState(NamedTuple):
+    """Everything that changes while training; all of it arrays."""
+
+    trainable: Trainable
+    opt_state: PyTree
+    guide_state: dict[str, jax.Array]
+    """T and what comes with it."""
+
+
+class TrainInfo(NamedTuple):
+    """What every step tells about itself."""
+
+    elbo: jax.Array
+    """An unbiased estimate of the ELBO before the step; NaN if ``max_proposals`` was hit."""
+    acceptance: jax.Array
+    threshold: jax.Array
+    num_proposals: jax.Array
+    capped: jax.Array
+
+
+def first_trainable(
+    guide: AutoRVRS, theta: dict[str, Any], location: jax.Array, scale: jax.Array
+) -> tuple[Trainable, PyTree]:
+    """What to train from a normal distribution, and the frame that the proposal is in."""
+    proposal, frame = guide.proposal.start(location, scale)
+    transforms = constraint_transforms(guide.prototype_trace)
+    model = {name: transforms[name].inv(value) for name, value in theta.items()}
+    return Trainable(proposal, model), frame
+
+
+def parameters(
+    guide: AutoRVRS, trainable: Trainable, frame: PyTree
+) -> tuple[PyTree, dict[str, Any]]:
+    """Parameters of the proposal and of the model, in plain units and constrained."""
+    transforms = constraint_transforms(guide.prototype_trace)
+    theta = {name: transforms[name](value) for name, value in trainable.model.items()}
+    return guide.proposal.in_plain_units(trainable.proposal, frame), theta
+
+
+def first_state(
+    guide: AutoRVRS, trainable: Trainable, frame: PyTree, arguments: Arguments
+) -> TrainState:
+    """The state that a stage starts with, T calibrated to the parameters."""
+    state = guide.programs.call(_first_guide_state, (guide,), (trainable, frame), arguments)
+    return TrainState(trainable, _OPTIMIZER.init(trainable), state)
+
+
+def _first_guide_state(
+    guide: AutoRVRS, trainable: Trainable, frame: PyTree, arguments: Arguments
+) -> dict[str, jax.Array]:
+    return guide.first_state(*parameters(guide, trainable, frame), arguments)
+
+
+def run_chunk(
+    guide: AutoRVRS,
+    stage: Stage,
+    rng_key: PRNGKey,
+    state: TrainState,
+    frame: PyTree,
+    start: int,
+    length: int,
+    num_steps: int,
+    chunk_size: int,
+    arguments: Arguments,
+) -> tuple[TrainState, TrainInfo]:
+    """Steps ``start`` to ``start + length`` of a stage of ``num_steps`` steps."""
+    counts = np.int32([start, length, num_steps])
+    state, info = guide.programs.call(
+        _run_chunk, (guide, stage, chunk_size), (rng_key, state, frame, counts), arguments
+    )
+    return state, jax.tree.map(lambda leaf: leaf[:length], info)
+
+
+def _run_chunk(
+    guide: AutoRVRS,
+    stage: Stage,
+    chunk_size: int,
+    rng_key: PRNGKey,
+    state: TrainState,
+    frame: PyTree,
+    counts: jax.Array,
+    arguments: Arguments,
+) -> tuple[TrainState, TrainInfo]:
+    start, length, num_steps = counts
+
+    def step(
+        key: PRNGKey, carry: tuple[TrainState, jax.Array]
+    ) -> tuple[tuple[TrainState, jax.Array], TrainInfo]:
+        state, index = carry
+        progress = index / num_steps
+        rate = _LEARNING_RATE[stage] * (0.5 + 0.5 * jnp.cos(jnp.pi * progress))
+        state, info = _step(guide, stage, rate, key, state, frame, arguments)
+        return (state, index + 1), info
+
+    (state, _), info = loop.steps(step, rng_key, (state, start), start, length, chunk_size)
+    return state, info
+
+
+def _step(
+    guide: AutoRVRS,
+    stage: Stage,
+    rate: jax.Array,
+    rng_key: PRNGKey,
+    state: TrainState,
+    frame: PyTree,
+    arguments: Arguments,
+) -> tuple[TrainState, TrainInfo]:
+    def loss(trainable: Trainable) -> tuple[jax.Array, dict[str, jax.Array]]:
+        phi, theta = parameters(guide, trainable, frame)
+        if stage == "warm-up":
+            surrogate = guide.plain_surrogate(_WARM_UP_SAMPLES, rng_key, phi, theta, arguments)
+            return -surrogate, state.guide_state
+        now = (rng_key, phi, theta, state.guide_state, arguments)
+        _, _, surrogate, guide_state = guide.surrogate_step(*now)
+        return -surrogate, guide_state
+
+    (negative, guide_state), gradient = jax.value_and_grad(loss, has_aux=True)(state.trainable)
+    updates, opt_state = _OPTIMIZER.update(gradient, state.opt_state)
+    updates = Trainable(updates[0], jax.tree.map(lambda leaf: _MODEL_RATE * leaf, updates[1]))
+    moved = jax.tree.map(lambda old, step: old - rate * step, state.trainable, updates)
+    # A step without its draws, or with a density that has no finite gradient there, is skipped.
+    useful = jax.tree.reduce(
+        lambda ok, leaf: ok & jnp.all(jnp.isfinite(leaf)), gradient, jnp.isfinite(negative)
+    )
+    trainable, opt_state = jax.tree.map(
+        lambda new, old: jnp.where(useful, new, old),
+        (moved, opt_state),
+        (state.trainable, state.opt_state),
+    )
+    info = TrainInfo(
+        elbo=-negative,
+        acceptance=guide_state["acceptance"],
+        threshold=state.guide_state["value"][0],
+        num_proposals=guide_state["num_proposals"],
+        capped=guide_state["num_capped"] > state.guide_state["num_capped"],
+    )
+    return TrainState(trainable, opt_state, guide_state), info
