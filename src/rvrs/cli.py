@@ -1,27 +1,41 @@
-"""The ``rvrs`` command: ``rvrs demo`` and ``rvrs bench``.
+"""The ``rvrs`` command: ``rvrs fit``, ``rvrs demo`` and ``rvrs bench``.
 
 Everything heavy is imported inside the commands, so that ``rvrs --help`` is quick.
 """
 
+import math
 import sys
 import tempfile
+import traceback
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     import jax
+    import numpy as np
     import typer
     from rich.console import Console
-    from rich.progress import TaskID
+    from rich.progress import Progress, TaskID
     from rich.table import Table
 
-    from rvrs import vi
-    from rvrs.experiments import funnel
+    from rvrs import result
+    from rvrs.experiments import breast_cancer, funnel
+    from rvrs.model_file import ModelArguments
 
 # What the extra ``rvrs[cli]`` installs.
 _NEEDED = ("matplotlib", "rich", "typer")
+
+# JAX takes seeds of 32 bits on every platform.
+_LARGEST_SEED = 2**32 - 1
+
+# As many as the fit's own diagnostics take, so that no program has to be compiled for them.
+_DRAWS_AT_ONCE = 10_000
 
 
 def main() -> None:
@@ -43,6 +57,11 @@ def _application() -> "typer.Typer":
             typer.echo(f"rvrs {version('rvrs')}")
             raise typer.Exit
 
+    def check_acceptance(value: float) -> float:
+        if not 0 < value <= 1:
+            raise typer.BadParameter(f"{value:g} is not above 0 and at most 1.")
+        return value
+
     @application.callback()
     def rvrs(
         _version: Annotated[
@@ -55,19 +74,88 @@ def _application() -> "typer.Typer":
         """Reparameterized variational rejection sampling."""
 
     @application.command()
+    def fit(
+        model_file: Annotated[
+            Path, typer.Argument(metavar="MODEL.py", help="Python file with a NumPyro model.")
+        ],
+        data: Annotated[
+            Path | None, typer.Option(help="Data: columns of a .csv, or arrays of an .npz file.")
+        ] = None,
+        model: Annotated[str, typer.Option(help="Name of the function in the file.")] = "model",
+        target_acceptance: Annotated[
+            float,
+            typer.Option(
+                callback=check_acceptance,
+                help="1 is ordinary variational inference; less is closer to the posterior.",
+            ),
+        ] = 0.1,
+        proposal: Annotated[
+            Literal["auto", "diagonal", "mvn", "low_rank"],
+            typer.Option(help="Family of the proposal."),
+        ] = "auto",
+        steps: Annotated[
+            int | None,
+            typer.Option(help="Training steps; by default as many as rvrs.fit takes.", min=1),
+        ] = None,
+        seed: Annotated[int, typer.Option(help="Random seed.", min=0, max=_LARGEST_SEED)] = 0,
+        out: Annotated[
+            Path, typer.Option(help="Directory for the results; made if it does not exist.")
+        ] = Path("rvrs-fit"),
+        draws: Annotated[int, typer.Option(help="Posterior draws to store.", min=1)] = 1000,
+        resume: Annotated[
+            bool, typer.Option("--resume", help="Go on with the interrupted fit in --out.")
+        ] = False,
+        show_traceback: Annotated[
+            bool, typer.Option("--traceback", help="Show where an error came from.")
+        ] = False,
+    ) -> None:
+        """Fit a NumPyro model in a Python file to data in a CSV file.
+
+        A parameter of the model that is named like a column gets that column as an array. A
+        parameter called data gets a dict of all columns. Other parameters keep their defaults.
+
+        Writes fit.npz (for rvrs.load), summary.txt, posterior.npz (draws by site) and fit.png.
+        """
+        _fit(
+            _FitOptions(
+                model_file,
+                data,
+                model,
+                target_acceptance,
+                proposal,
+                steps,
+                seed,
+                out,
+                draws,
+                resume,
+            ),
+            show_traceback,
+        )
+
+    @application.command()
     def demo(
+        example: Annotated[
+            Literal["breast-cancer", "funnel"], typer.Option(help="What to show.")
+        ] = "breast-cancer",
         out: Annotated[
             Path, typer.Option(help="Directory for the figure; made if it does not exist.")
         ] = Path("rvrs-demo"),
-        # JAX takes seeds of 32 bits on every platform.
-        seed: Annotated[int, typer.Option(help="Random seed.", min=0, max=2**32 - 1)] = 0,
+        seed: Annotated[int, typer.Option(help="Random seed.", min=0, max=_LARGEST_SEED)] = 0,
         steps: Annotated[
             int | None,
             typer.Option(help="Training steps per fit; by default enough to converge.", min=1),
         ] = None,
     ) -> None:
-        """Fit a funnel with mean-field and RVRS, and draw Figure 1 of the paper."""
-        _demo(out, seed, steps)
+        """Compare mean-field, MVN and RVRS with NUTS on a logistic regression.
+
+        With --example funnel: fit a funnel with mean-field and RVRS, and draw Figure 1 of the
+        paper.
+        """
+        _check_writable("rvrs demo", out)
+        if example == "funnel":
+            _demo_funnel(out, seed, steps)
+        else:
+            _demo_breast_cancer(out, seed, steps)
 
     @application.command()
     def bench() -> None:
@@ -79,9 +167,302 @@ def _application() -> "typer.Typer":
     return application
 
 
-def _demo(out: Path, seed: int, steps: int | None) -> None:
-    _check_writable(out)
+def _check_writable(command: str, directory: Path) -> None:
+    """Make the directory and leave with one line if files cannot be written there."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except FileExistsError:
+        sys.exit(f"{command}: --out {directory} is a file; name a directory.")
+    except OSError as error:
+        sys.exit(f"{command}: cannot write to --out {directory}: {error.strerror}.")
 
+
+def _say(console: "Console", text: str) -> None:
+    """Print text that is to be copied, such as paths: neither wrapped nor coloured."""
+    console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+@contextmanager
+def _progress(console: "Console") -> Iterator["Progress"]:
+    """Bars with the time that has passed and a status."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=10),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[status]}"),
+    )
+    with Progress(*columns, console=console) as progress:
+        yield progress
+
+
+def _reporter(progress: "Progress", task: "TaskID", num_steps: int) -> Callable[[int, Any], None]:
+    """A callback of ``rvrs.fit`` that moves a bar."""
+
+    def report(steps: int, info: Any) -> None:
+        status = _status(info)
+        if steps == num_steps:
+            status += "  evaluating"
+        progress.update(task, completed=steps, status=status)
+
+    return report
+
+
+def _status(info: Any) -> str:
+    """ELBO and acceptance as means over the latest steps, and the latest T."""
+    import numpy as np
+
+    elbo = np.asarray(info.elbo, float)
+    # A step that was skipped has none.
+    elbo = elbo[np.isfinite(elbo)]
+    mean = f"{elbo.mean():.3f}" if elbo.size else "unknown"
+    accept, threshold = float(info.acceptance.mean()), float(info.threshold[-1])
+    return f"ELBO {mean}  accept {accept:.3f}  T {threshold:.2f}"
+
+
+# rvrs fit
+
+
+class _FitOptions(NamedTuple):
+    model_file: Path
+    data: Path | None
+    model: str
+    target_acceptance: float
+    proposal: str
+    steps: int | None
+    seed: int
+    out: Path
+    draws: int
+    resume: bool
+
+
+def _fit(options: _FitOptions, show_traceback: bool) -> None:
+    """Everything that can be checked is checked before the long work."""
+    _check_writable("rvrs fit", options.out)
+    stored = options.out / "fit.npz"
+    if options.resume and not stored.is_file():
+        sys.exit(f"rvrs fit: there is nothing to resume: no {stored}; leave out --resume.")
+
+    from rich.console import Console
+
+    from rvrs import model_file
+
+    console = Console()
+    try:
+        columns = None if options.data is None else model_file.read_data(options.data)
+        model = model_file.load_model(options.model_file, options.model)
+        arguments = model_file.arguments(model, columns, str(options.data))
+    except model_file.UserFileError as error:
+        if show_traceback:
+            traceback.print_exc()
+        sys.exit(f"rvrs fit: {error}")
+    _say(console, _describe_call(options, arguments))
+    try:
+        with _collected_warnings() as messages:
+            fit = _run_fit(console, options, model, arguments, stored)
+            summary = fit.summary()
+            draws = _posterior_draws(fit, options.seed, options.draws)
+            figure = fit.plot()
+    except KeyboardInterrupt:
+        advice = "; go on with --resume" if stored.is_file() else ""
+        sys.exit(f"rvrs fit: interrupted{advice}.")
+    except Exception as error:
+        if show_traceback:
+            traceback.print_exc()
+            sys.exit("rvrs fit: failed, see above.")
+        sys.exit(
+            f"rvrs fit: {model_file.describe(error, options.model_file)}; --traceback shows where."
+        )
+    _say(console, f"\n{summary}\n")
+    # The fit's own warnings are in its summary.
+    for message in messages:
+        if message not in fit.warnings:
+            _say(console, f"WARNING: {message}")
+    fit.save(stored)
+    (options.out / "summary.txt").write_text(f"{summary}\n", encoding="utf-8")
+    _write_arrays(options.out / "posterior.npz", draws)
+    figure.savefig(options.out / "fit.png", dpi=150)
+    names = "fit.npz, summary.txt, posterior.npz, fit.png"
+    _say(console, f"Results in {options.out}: {names}")
+
+
+def _describe_call(options: _FitOptions, arguments: "ModelArguments") -> str:
+    """Which parameter gets what, as a mistake in a name can be silent."""
+    parts = [f"{options.model_file}: {options.model}({', '.join(arguments.given)})"]
+    if arguments.defaulted:
+        parts.append(f"defaults of {', '.join(arguments.defaulted)}")
+    if arguments.unused:
+        parts.append(f"columns not used: {', '.join(arguments.unused)}")
+    return "; ".join(parts)
+
+
+def _run_fit(
+    console: "Console",
+    options: _FitOptions,
+    model: Callable[..., Any],
+    arguments: "ModelArguments",
+    stored: Path,
+) -> "result.Fit":
+    import jax
+
+    from rvrs import fitting
+
+    num_steps = fitting.NUM_STEPS if options.steps is None else options.steps
+    with _progress(console) as progress:
+        task = progress.add_task("RVRS", total=num_steps, status="compiling and warming up")
+        return fitting.fit(
+            jax.random.key(options.seed),
+            model,
+            *arguments.args,
+            model_kwargs=arguments.kwargs,
+            proposal=options.proposal,
+            target_acceptance=options.target_acceptance,
+            num_steps=num_steps,
+            progress=False,
+            callback=_reporter(progress, task, num_steps),
+            checkpoint=stored,
+            resume=stored if options.resume else None,
+        )
+
+
+@contextmanager
+def _collected_warnings() -> Iterator[list[str]]:
+    """The texts of warnings for users, each once, instead of Python's way to print them."""
+    messages: list[str] = []
+
+    def collect(message: Warning | str, category: type[Warning], *rest: Any) -> None:
+        if not issubclass(category, UserWarning):
+            show(message, category, *rest)
+        elif str(message) not in messages:
+            messages.append(str(message))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        show, warnings.showwarning = warnings.showwarning, collect
+        yield messages
+
+
+def _posterior_draws(fit: "result.Fit", seed: int, number: int) -> dict[str, "np.ndarray"]:
+    """Draws of all sites, in parts of a size whose program is there already."""
+    import jax
+    import numpy as np
+
+    # Not the keys that the fit itself derives from the seed.
+    key = jax.random.fold_in(jax.random.key(seed), number)
+    parts = [
+        fit.sample(part_key, _DRAWS_AT_ONCE)
+        for part_key in jax.random.split(key, math.ceil(number / _DRAWS_AT_ONCE))
+    ]
+    return {
+        name: np.concatenate([np.asarray(part[name]) for part in parts])[:number]
+        for name in parts[0]
+    }
+
+
+def _write_arrays(path: Path, arrays: dict[str, "np.ndarray"]) -> None:
+    """What ``numpy.savez`` does, which refuses some names that sites may have, as ``file``."""
+    import numpy as np
+
+    part = path.with_name(f"{path.name}.part")
+    with zipfile.ZipFile(part, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array, allow_pickle=False)
+    part.replace(path)
+
+
+# rvrs demo
+
+
+def _demo_breast_cancer(out: Path, seed: int, steps: int | None) -> None:
+    import jax
+    from rich.console import Console
+
+    from rvrs.experiments import breast_cancer
+
+    console = Console()
+    num_steps = breast_cancer.NUM_STEPS if steps is None else steps
+    try:
+        dataset = breast_cancer.load()
+    except ImportError as error:
+        sys.exit(f"rvrs demo: {error}")
+    _say(
+        console,
+        f"Logistic regression, {len(dataset.covariates)} patients, "
+        f"{dataset.covariates.shape[1]} coefficients",
+    )
+    reference_key, *keys = jax.random.split(jax.random.key(seed), 1 + len(breast_cancer.METHODS))
+    fits = []
+    with _progress(console) as progress:
+        task = progress.add_task("NUTS", total=1, status="reference")
+        reference = breast_cancer.reference(reference_key, dataset)
+        progress.update(task, completed=1)
+        for key, method in zip(keys, breast_cancer.METHODS, strict=True):
+            task = progress.add_task(method.name, total=num_steps, status="compiling")
+            report = _reporter(progress, task, num_steps)
+            found = breast_cancer.fit(key, method, dataset, num_steps=num_steps, callback=report)
+            progress.update(task, status=f"ELBO {found.fit.elbo:.3f}")
+            fits.append(found)
+    console.print(_comparison_table(fits, reference))
+    for found in fits:
+        for warning in found.fit.warnings:
+            # What is wrong; what to do about it is the table's message.
+            _say(console, f"rvrs.fit warns of {found.name}: {warning.split(':')[0]}.")
+    path = out / "breast-cancer.png"
+    breast_cancer.plot(fits, reference, dataset, path)
+    _say(console, f"Marginals: {path}")
+
+
+def _comparison_table(
+    fits: "list[breast_cancer.MethodFit]", reference: "breast_cancer.Reference"
+) -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    from rvrs.experiments import breast_cancer
+
+    # Without lines between the columns it fits into 80 characters.
+    table = Table(title="Logistic regression on breast cancer", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("method", no_wrap=True)
+    headings = (
+        *("ELBO", "std.\nerror", "log\nevidence", "accep-\ntance", "k-hat", "mean\nerror¹"),
+        *("sd\nratio²", "sec-\nonds³"),
+    )
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.caption = (
+        "¹ largest error of a posterior mean, in standard deviations of NUTS\n"
+        "² least and largest standard deviation over that of NUTS\n"
+        "³ including compilation"
+    )
+    for name, fit, draws in fits:
+        comparison = breast_cancer.compare(draws, reference)
+        table.add_row(
+            name,
+            f"{fit.elbo:.3f}",
+            f"{fit.elbo_error:.3f}",
+            f"{fit.log_evidence:.2f}",
+            f"{fit.acceptance:.3f}",
+            f"{fit.khat:.2f}",
+            f"{comparison.mean_error:.2f}",
+            f"{comparison.min_sd_ratio:.2f}…{comparison.max_sd_ratio:.2f}",
+            f"{fit.seconds:.0f}",
+        )
+    table.add_row("NUTS", *[""] * (len(headings) - 1), f"{reference.seconds:.0f}")
+    return table
+
+
+def _demo_funnel(out: Path, seed: int, steps: int | None) -> None:
     import jax
     from rich.console import Console
 
@@ -89,66 +470,35 @@ def _demo(out: Path, seed: int, steps: int | None) -> None:
 
     console = Console()
     num_steps = funnel.NUM_STEPS if steps is None else steps
-    fits = _fit_with_progress(console, jax.random.key(seed), num_steps)
-    console.print(_table(fits))
+    fits = _fit_funnels(console, jax.random.key(seed), num_steps)
+    console.print(_funnel_table(fits))
     path = out / "funnel.png"
     funnel.plot(fits, path)
-    # A path is to be copied: neither wrapped nor coloured.
-    console.print(f"Figure 1: {path}", soft_wrap=True, highlight=False, markup=False)
+    _say(console, f"Figure 1: {path}")
 
 
-def _check_writable(directory: Path) -> None:
-    """Make the directory and leave with one line if files cannot be written there."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-    except FileExistsError:
-        sys.exit(f"rvrs demo: --out {directory} is a file; name a directory.")
-    except OSError as error:
-        sys.exit(f"rvrs demo: cannot write to --out {directory}: {error.strerror}.")
-
-
-def _fit_with_progress(
-    console: "Console", rng_key: "jax.Array", num_steps: int
-) -> list["funnel.Fit"]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
+def _fit_funnels(console: "Console", rng_key: "jax.Array", num_steps: int) -> list["funnel.Fit"]:
     from rvrs.experiments import funnel
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=10),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[status]}"),
-    )
     fits = []
-    with Progress(*columns, console=console) as progress:
+    with _progress(console) as progress:
         for target_acceptance in funnel.TARGET_ACCEPTANCES:
-            task = progress.add_task(
-                funnel.method_name(target_acceptance), total=num_steps, status="compiling"
-            )
-
-            def report(
-                steps: int, _state: "vi.RVRSState", info: "vi.RVRSInfo", task: "TaskID" = task
-            ) -> None:
-                progress.update(task, completed=steps, status=_status(info))
-
+            name = funnel.method_name(target_acceptance)
+            task = progress.add_task(name, total=num_steps, status="compiling")
+            report = _reporter(progress, task, num_steps)
             fits.append(
-                funnel.fit(rng_key, target_acceptance, num_steps=num_steps, callback=report)
+                funnel.fit(
+                    rng_key,
+                    target_acceptance,
+                    num_steps=num_steps,
+                    callback=lambda steps, _state, info, report=report: report(steps, info),
+                )
             )
+            progress.update(task, status=f"ELBO {fits[-1].elbo:.3f}")
     return fits
 
 
-def _status(info: "vi.RVRSInfo") -> str:
-    """ELBO and acceptance as means over the latest steps, and the latest T."""
-    return (
-        f"ELBO {float(info.elbo.mean()):.3f}  accept {float(info.acceptance.mean()):.3f}  "
-        f"T {float(info.threshold[-1]):.2f}"
-    )
-
-
-def _table(fits: "list[funnel.Fit]") -> "Table":
+def _funnel_table(fits: "list[funnel.Fit]") -> "Table":
     from rich.table import Table
 
     table = Table(title="Figure 1: funnel, best possible ELBO 0")

@@ -10,6 +10,9 @@ import numpy as np
 KHAT_LIMIT = 0.7
 # Relative deviation of the acceptance from its target that is worth a warning.
 ACCEPTANCE_TOLERANCE = 0.2
+# KL(r || posterior) = log p(x) - ELBO, in nats, that is worth a warning: k-hat cannot tell of
+# what no draw has seen, but a fit that far off has errors of some tenths of a standard deviation.
+EVIDENCE_LIMIT = 0.1
 
 
 class Smoothed(NamedTuple):
@@ -48,7 +51,7 @@ def concerns(
     target_acceptance: float | None,
     num_capped: int,
     num_steps: int,
-    num_missing: int,
+    missing_evidence: float,
 ) -> tuple[str, ...]:
     """What is doubtful about a fit, in words; nothing if all is well."""
     found = []
@@ -72,10 +75,12 @@ def concerns(
             "the proposal was far from the posterior then. Take more steps, or raise "
             "max_proposals."
         )
-    if num_missing:
+    if missing_evidence > EVIDENCE_LIMIT:
         found.append(
-            f"{num_missing} of the draws for the diagnostics are missing because max_proposals was "
-            "hit; check the model's support, or raise max_proposals."
+            f"the ELBO is {missing_evidence:.2f} below the log evidence (more than "
+            f"{EVIDENCE_LIMIT}), which is the divergence of the fit from the posterior: narrow or "
+            "far parts of it are missed, even if k-hat looks fine. Lower target_acceptance, use a "
+            "richer proposal (a flow), or reparameterise the model (e.g. non-centered)."
         )
     return tuple(found)
 

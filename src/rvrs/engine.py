@@ -5,12 +5,15 @@ grow with the number of proposals.
 """
 
 import math
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from rvrs.core import evidence, rejection, threshold
+from rvrs.core import acceptance, evidence, rejection, threshold
 from rvrs.core.evidence import Evidence
 from rvrs.core.problem import PRNGKey, Problem, PyTree, Targets, log_weights
 from rvrs.settings import Settings
@@ -47,15 +50,32 @@ def calibration_weights(
     num_draws: int = _CALIBRATION_DRAWS,
 ) -> jax.Array:
     """Log weights ``(n, B)`` of fresh proposals, enough of them to solve for T."""
-    per_chunk = max(1, _CHUNK // targets.num_targets)
     wanted = min(num_draws / settings.target_acceptance, _MOST_CALIBRATION_PROPOSALS)
+    return _fresh_weights(rng_key, problem, targets, math.ceil(wanted))
+
+
+def evaluation_weights(
+    rng_key: PRNGKey, problem: Problem, targets: Targets, settings: Settings, num_draws: int
+) -> jax.Array:
+    """Log weights ``(n, B)`` of fresh proposals for :func:`evaluate_weights`."""
+    wanted = math.ceil(num_draws / settings.target_acceptance)
+    return _fresh_weights(rng_key, problem, targets, wanted + _num_calibration(settings))
+
+
+def _num_calibration(settings: Settings) -> int:
+    wanted = min(_CALIBRATION_DRAWS / settings.target_acceptance, _MOST_CALIBRATION_PROPOSALS)
+    return math.ceil(wanted)
+
+
+def _fresh_weights(rng_key: PRNGKey, problem: Problem, targets: Targets, wanted: int) -> jax.Array:
+    per_chunk = max(1, _CHUNK // targets.num_targets)
 
     def chunk(key: PRNGKey) -> jax.Array:
         noise = problem.sample_noise(key, (per_chunk, targets.num_targets))
         return log_weights(problem, targets, noise)
 
     keys = jax.random.split(rng_key, math.ceil(wanted / per_chunk))
-    return lax.map(chunk, keys).reshape(-1, targets.num_targets)
+    return lax.map(chunk, keys).reshape(-1, targets.num_targets)[:wanted]
 
 
 def solve_threshold(lw: jax.Array, settings: Settings) -> jax.Array:
@@ -63,6 +83,37 @@ def solve_threshold(lw: jax.Array, settings: Settings) -> jax.Array:
     if settings.threshold is not None:
         return jnp.full(lw.shape[1:], settings.threshold, lw.dtype)
     return threshold.calibrate(lw, settings.target_acceptance, settings.epsilon)
+
+
+class Evaluation(NamedTuple):
+    """A trained proposal at its T, judged by many proposals."""
+
+    evidence: Evidence
+    log_ratio: np.ndarray
+    """``A`` of the proposals that were accepted: log weights of draws against the posterior."""
+
+
+def evaluate_weights(rng_key: PRNGKey, lw: jax.Array, settings: Settings) -> Evaluation:
+    """Judge one target by log weights ``(n,)`` of proposals.
+
+    The first of them serve to solve for T, the others to estimate, so that the estimates are
+    not biased by the choice of T.
+    """
+    first = _num_calibration(settings)
+    estimates, log_ratio, accepted = _evaluate_weights(rng_key, lw[:first], lw[first:], settings)
+    return Evaluation(estimates, np.asarray(log_ratio)[np.asarray(accepted)])
+
+
+@partial(jax.jit, static_argnames="settings")
+def _evaluate_weights(
+    rng_key: PRNGKey, first: jax.Array, lw: jax.Array, settings: Settings
+) -> tuple[Evidence, jax.Array, jax.Array]:
+    t = solve_threshold(first[:, None], settings)
+    estimates = evidence.from_log_weights(lw[:, None], t, epsilon=settings.epsilon)
+    a = acceptance.evaluate(lw, t, settings.epsilon)
+    uniform = jax.random.uniform(rng_key, lw.shape, lw.dtype)
+    accepted = jnp.log(uniform) <= a.log_probability
+    return jax.tree.map(lambda leaf: leaf[0], estimates), a.log_ratio, accepted
 
 
 def draw(

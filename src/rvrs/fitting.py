@@ -35,8 +35,6 @@ NUM_STEPS = 10_000
 _WARM_UP_STEPS = 2_000
 # Progress is shown, and stored, after so many steps.
 _CHUNK = 500
-# Draws that k-hat comes from: its tail then has 300 of them.
-_KHAT_DRAWS = 10_000
 # Proposals of negligible acceptance are not worth keeping alive where T is well adapted.
 _EPSILON = 1e-6
 
@@ -488,20 +486,10 @@ def _evaluate(
 ) -> Fit:
     settings, (args, kwargs) = guide.settings, arguments
     params = _params(run, guide)
-    evidence_key, draw_key = jax.random.split(run.rng_key)
-    evidence = guide.evaluate(
-        evidence_key,
-        params,
-        *args,
-        num_proposals=math.ceil(plan["num_evaluation_draws"] / settings.target_acceptance),
-        **kwargs,
+    evidence, log_ratio = guide.assess(
+        run.rng_key, params, *args, num_draws=plan["num_evaluation_draws"], **kwargs
     )
-    with warnings.catch_warnings():
-        # The fit says it in its own words.
-        warnings.simplefilter("ignore")
-        drawn = guide.draw_latent(draw_key, params, *args, num_samples=_KHAT_DRAWS, **kwargs)
-    usable = np.isfinite(np.asarray(drawn.log_ratio))
-    smoothed = diagnostics.smooth(np.asarray(drawn.log_ratio)[usable])
+    smoothed = diagnostics.smooth(log_ratio)
     acceptance = math.exp(float(evidence.log_normalizer))
     figures = {
         "elbo": float(evidence.elbo),
@@ -512,14 +500,14 @@ def _evaluate(
         "threshold": float(evidence.threshold),
         "khat": smoothed.khat,
         "ess": smoothed.ess,
-        "num_draws": int(usable.sum()),
+        "num_draws": len(log_ratio),
         "warnings": diagnostics.concerns(
             khat=smoothed.khat,
             acceptance=acceptance,
             target_acceptance=settings.target_acceptance if settings.threshold is None else None,
             num_capped=int(run.history.capped.sum()),
             num_steps=run.steps_done,
-            num_missing=int((~usable).sum()),
+            missing_evidence=float(evidence.log_evidence - evidence.elbo),
         ),
         "seconds": time.perf_counter() - began,
     }

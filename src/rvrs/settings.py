@@ -47,6 +47,14 @@ class Settings:
         arguments.check_choice("model_gradient", self.model_gradient, get_args(ModelGradient))
 
     @property
+    def follows_target(self) -> bool:
+        """Whether T is a function of the proposal, the one that keeps Z at its target.
+
+        The gradient then takes account of it; the paper, with its own rule, holds T fixed.
+        """
+        return self.threshold is None and self.threshold_rule == "tracking"
+
+    @property
     def block_size(self) -> int:
         """Proposals in the first block of a step."""
         return rejection.block_size(self.num_samples, self.target_acceptance)

@@ -15,8 +15,10 @@ from rvrs.guides._numpyro import Arguments, constraint_transforms
 Stage = Literal["warm-up", "training"]
 
 # Adam's steps are of this size at first, in units of the frame, and fall to zero along a cosine,
-# which averages out the noise of the gradient.
-_LEARNING_RATE = {"warm-up": 0.05, "training": 0.02}
+# which averages out the noise of the gradient. The noise of all parameters adds up in the ELBO, so
+# that with many of them steps have to be smaller: the rate is the second number over their count,
+# within the first and the last.
+_LEARNING_RATES = {"warm-up": (0.005, 16.0, 0.05), "training": (0.001, 6.5, 0.02)}
 # Second moments are averaged over about a hundred steps: gradients shrink fast at the beginning.
 _OPTIMIZER = optax.scale_by_adam(b2=0.99)
 # Draws per step without rejection; with it, the guide's own number.
@@ -118,13 +120,16 @@ def _run_chunk(
     arguments: Arguments,
 ) -> tuple[TrainState, TrainInfo]:
     start, length, num_steps = counts
+    lowest, per_parameter, highest = _LEARNING_RATES[stage]
+    num_parameters = sum(leaf.size for leaf in jax.tree.leaves(state.trainable.proposal))
+    first_rate = min(max(per_parameter / num_parameters, lowest), highest)
 
     def step(
         key: PRNGKey, carry: tuple[TrainState, jax.Array]
     ) -> tuple[tuple[TrainState, jax.Array], TrainInfo]:
         state, index = carry
         progress = index / num_steps
-        rate = _LEARNING_RATE[stage] * (0.5 + 0.5 * jnp.cos(jnp.pi * progress))
+        rate = first_rate * (0.5 + 0.5 * jnp.cos(jnp.pi * progress))
         state, info = _step(guide, stage, rate, key, state, frame, arguments)
         return (state, index + 1), info
 

@@ -200,6 +200,7 @@ def step(
             epsilon=settings.epsilon,
             estimator=settings.estimator,
             running_log_ratio=(state.running_log_ratio if settings.baseline == "running" else None),
+            multiplier=threshold.multiplier(state.threshold) if settings.follows_target else None,
         )
         return -objective.surrogate[0], objective
 

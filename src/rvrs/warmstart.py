@@ -89,9 +89,9 @@ def _initial_points(dimension: int, rng_key: PRNGKey, log_density: LogDensity) -
     uniform = partial(jax.random.uniform, minval=-1.0, maxval=1.0)
     draws = uniform(rng_key, (len(_RADII), _DRAWS_PER_RADIUS, dimension))
     points = draws * jnp.asarray(_RADII)[:, None, None]
-    value = jax.vmap(jax.vmap(jax.value_and_grad(log_density)))(points)
-    usable = jnp.isfinite(value[0]) & jnp.all(jnp.isfinite(value[1]), axis=-1)
-    order = jnp.argsort(jnp.where(usable, value[0], -jnp.inf), axis=1, descending=True)
+    value = jax.vmap(jax.vmap(log_density))(points)
+    usable = jnp.isfinite(value)
+    order = jnp.argsort(jnp.where(usable, value, -jnp.inf), axis=1, descending=True)
     middle = jnp.take_along_axis(order, jnp.sum(usable, axis=1, keepdims=True) // 2, axis=1)
     return jnp.take_along_axis(points, middle[..., None], axis=1)[:, 0]
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rvrs.core import acceptance, objectives, rejection
+from rvrs.core import acceptance, objectives, rejection, threshold
 from rvrs.core.objectives import elbo_surrogate
 from rvrs.core.rejection import Draws, Tally
 from rvrs.proposals import DiagonalNormal
@@ -48,7 +48,7 @@ def surrogate_gradients(case, targets, draws, t, epsilon, weights=None, **option
     return rows if weights is None else jnp.sum(rows, axis=0)
 
 
-def expected_gradient(sigmoid_mean, epsilon, **options):
+def expected_gradient(sigmoid_mean, epsilon, multiplier=None, **options):
     """The exact expectation of the S = 2 estimator on the 1-D target, over all pairs of nodes."""
     case = exact.CASES["quartic"]
     t, _ = exact_gradient("quartic", sigmoid_mean, epsilon)
@@ -62,12 +62,14 @@ def expected_gradient(sigmoid_mean, epsilon, **options):
         pairs = np.stack([first.ravel(), second.ravel()])
         count = pairs.shape[1]
         zeros = jnp.zeros(count)
+        if multiplier is not None:
+            options["multiplier"] = zeros + multiplier
         draws = Draws(
             noise=jnp.asarray(e[pairs][..., None]),
             log_weight=lw[pairs],
             complete=jnp.ones(count, bool),
             log_normalizer=zeros,
-            tally=Tally(zeros.astype(jnp.int32), zeros, zeros, zeros),
+            tally=Tally(zeros.astype(jnp.int32), *[zeros] * 5),
         )
         arguments = (draws, exact.targets(case, count), jnp.full(count, t), r[pairs].prod(0))
         gradient = jax.jit(
@@ -87,6 +89,64 @@ def test_expectation_of_the_estimator_is_the_gradient_to_six_digits(
     _, gradient = exact_gradient("quartic", sigmoid_mean, epsilon)
     got = expected_gradient(sigmoid_mean, epsilon, estimator=estimator)
     np.testing.assert_allclose(got, gradient, rtol=1e-6, atol=1e-9)
+
+
+@functools.cache
+def constrained_gradient(sigmoid_mean, epsilon):
+    """The gradient of the ELBO with T a function of the parameters that keeps Z, and dELBO/dlogZ.
+
+    By the implicit function theorem: ``dT/dphi = -(dZ/dphi) / (dZ/dT)``.
+    """
+    case = exact.CASES["quartic"]
+    t, at_fixed_threshold = exact_gradient("quartic", sigmoid_mean, epsilon)
+    with jax.enable_x64():
+        arguments = (case.parameters(), jnp.asarray(exact.THETA), jnp.asarray(t))
+
+        def of(field):
+            value = lambda p, theta, t: getattr(  # noqa: E731
+                exact.quadrature(case, p, theta, t, epsilon), field
+            )
+            by_p, by_theta, by_t = jax.jit(jax.grad(value, argnums=(0, 1, 2)))(*arguments)
+            return np.concatenate([by_p.loc, by_p.log_scale, by_theta]), float(by_t)
+
+        (_, elbo_by_t), (z_by_phi, z_by_t) = of("elbo"), of("normalizer")
+        normalizer = exact.quadrature(case, *arguments, epsilon).normalizer
+        normalizer = float(normalizer)
+    gradient = at_fixed_threshold - elbo_by_t * z_by_phi / z_by_t
+    return gradient, elbo_by_t / (z_by_t / normalizer)
+
+
+@pytest.mark.parametrize("estimator", ["reparameterized", "score"])
+@pytest.mark.parametrize("epsilon", [0.0, 1e-2])
+@pytest.mark.parametrize("sigmoid_mean", SIGMOID_MEANS)
+def test_with_the_multiplier_it_is_the_gradient_at_constant_acceptance(
+    sigmoid_mean, epsilon, estimator
+):
+    gradient, worth = constrained_gradient(sigmoid_mean, epsilon)
+    got = expected_gradient(sigmoid_mean, epsilon, multiplier=worth, estimator=estimator)
+    np.testing.assert_allclose(got, gradient, rtol=1e-6, atol=1e-9)
+    # It is another gradient than the one at fixed T: a missing or wrong multiplier would show.
+    _, at_fixed_threshold = exact_gradient("quartic", sigmoid_mean, epsilon)
+    assert np.max(np.abs(gradient / at_fixed_threshold - 1)) > 0.01
+
+
+@pytest.mark.parametrize("epsilon", [0.0, 1e-2])
+@pytest.mark.parametrize("sigmoid_mean", SIGMOID_MEANS)
+def test_the_multiplier_is_what_log_z_is_worth(sigmoid_mean, epsilon):
+    case = exact.CASES["quartic"]
+    t, _ = exact_gradient("quartic", sigmoid_mean, epsilon)
+    _, worth = constrained_gradient(sigmoid_mean, epsilon)
+    count = 400_000
+    with jax.enable_x64():
+        draws = rejection.draw_budget(
+            jax.random.key(0), exact.problem(case), exact.targets(case, 1), jnp.full(1, t),
+            num_samples=1, epsilon=epsilon, num_proposals=count,
+        )  # fmt: skip
+        state = threshold.init(jnp.full(1, t))
+        state = threshold.adapt(state, draws.tally, sigmoid_mean, block_size=count)
+        got = float(threshold.multiplier(state)[0])
+    # What ratios of sums over this many proposals are right to.
+    np.testing.assert_allclose(got, worth, rtol=0.01, atol=2e-3)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 1e-2])
@@ -127,7 +187,7 @@ def test_one_draw_with_the_right_running_baseline_gives_the_gradient_to_five_dig
         r = r / r.sum()
         mean = jnp.sum(r * (lw - exact.log_acceptance(lw, t, epsilon)))
         zeros = jnp.zeros(count)
-        tally = Tally(zeros.astype(jnp.int32), zeros, zeros, zeros)
+        tally = Tally(zeros.astype(jnp.int32), *[zeros] * 5)
         draws = Draws(grid.nodes[None], lw[None], jnp.ones(count, bool), zeros, tally)
         arguments = (draws, exact.targets(case, count), jnp.full(count, t), r)
         expectation = jax.jit(

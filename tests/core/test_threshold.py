@@ -164,6 +164,8 @@ def test_the_papers_rule_descends_the_exact_gradient():
         acceptance=jnp.asarray(a.sum(1), jnp.float32),
         slope=jnp.asarray((a * (1 - a)).sum(1), jnp.float32),
         cross=jnp.asarray((a * a * (1 - a)).sum(1), jnp.float32),
+        ratio=jnp.zeros(200_000),
+        ratio_slope=jnp.zeros(200_000),
     )
     state = threshold.init(jnp.zeros(200_000))
     steps = -np.asarray(threshold.adapt(state, tally, 0.2, block_size=5, rule="sgd").value)
@@ -201,6 +203,6 @@ def test_the_error_of_a_step_is_zero_in_the_mean_at_the_solution():
 
 
 def test_an_infinite_threshold_stays_infinite():
-    tally = Tally(jnp.full(1, 2), jnp.full(1, 2.0), jnp.zeros(1), jnp.zeros(1))
+    tally = Tally(jnp.full(1, 2), jnp.full(1, 2.0), *[jnp.zeros(1)] * 4)
     state = threshold.adapt(threshold.init(jnp.full(1, jnp.inf)), tally, 1.0, block_size=2)
     assert state.value.tolist() == [np.inf]

@@ -6,6 +6,7 @@ Jacobian or a gradient that leaks through the emitted draw would each shift the 
 """
 
 import functools
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -57,12 +58,12 @@ def part_model():
 
 
 def part_log_joint(theta, z):
-    # The autoguide stacks its sites in alphabetical order: part, whole.
-    whole, share = jnp.exp(z[1]), jax.nn.sigmoid(z[0])
+    # The flat vector is in the order of the model's sites.
+    whole, share = jnp.exp(z[0]), jax.nn.sigmoid(z[1])
     density = -whole - jnp.log(whole)
     standard = (1.5 - whole * share - theta[0]) * jnp.exp(-theta[1])
     likelihood = -0.5 * standard**2 - theta[1] - 0.5 * jnp.log(2 * jnp.pi)
-    jacobians = z[1] + jnp.log(whole * share * (1 - share))
+    jacobians = z[0] + jnp.log(whole * share * (1 - share))
     return density + likelihood + jacobians
 
 
@@ -74,7 +75,7 @@ MODELS = {
     ),
     "dynamic support": (
         part_model,
-        exact.Case(part_log_joint, np.array([0.5, 0.3]), np.array([0.2, -0.2]), 8.0, 501),
+        exact.Case(part_log_joint, np.array([0.3, 0.5]), np.array([-0.2, 0.2]), 8.0, 501),
     ),
 }
 
@@ -115,7 +116,9 @@ def losses(guide, model, params, count, *, state=None, seed=0):
     @jax.jit
     def estimate(key):
         keys = jax.random.split(key, batch)
-        states = jax.tree.map(lambda leaf: jnp.stack([leaf] * batch), state or {})
+        states = jax.tree.map(
+            lambda leaf: jnp.broadcast_to(leaf, (batch, *leaf.shape)), state or {}
+        )
         value, rows = jax.vmap(jax.value_and_grad(loss), in_axes=(None, 0, 0))(params, states, keys)
         return value, jnp.concatenate([rows[name].reshape(batch, -1) for name in params], axis=1)
 
@@ -136,7 +139,7 @@ def sampled(name, **settings):
         model, epsilon=EPSILON, target_acceptance=0.3, threshold=exact_elbo(name).threshold,
         **settings,
     )  # fmt: skip
-    return losses(guide, model, parameters(case), 100_000)
+    return losses(guide, model, parameters(case), 50_000)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -144,7 +147,7 @@ def test_the_stock_loss_averages_to_minus_the_elbo(name):
     values, _ = sampled(name)
     z, error = z_scores(values, -exact_elbo(name).elbo)
     assert abs(z) < 4
-    assert error < 0.01
+    assert error < 0.02
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -188,9 +191,8 @@ def test_a_stock_autoguide_as_proposal_gives_the_gradient_of_our_own_diagonal_fa
     )  # fmt: skip
     own = parameters(case)
     scale = jnp.exp(own["auto_log_scale"])
-    params = {"stock_auto_loc": own["auto_loc"], "stock_auto_scale": scale, "theta": own["theta"]}
-    params = {name.replace("stock_auto", "stock"): value for name, value in params.items()}
-    values, rows = losses(guide, model, params, 100_000)
+    params = {"stock_loc": own["auto_loc"], "stock_scale": scale, "theta": own["theta"]}
+    values, rows = losses(guide, model, params, 50_000)
     rows[:, 1] *= scale  # by the scale to by its logarithm
     z, _ = z_scores(rows, -exact_elbo("positive").gradient)
     assert np.all(np.abs(z) < 4), z
@@ -200,7 +202,7 @@ def test_a_stock_autoguide_as_proposal_gives_the_gradient_of_our_own_diagonal_fa
 def test_with_an_adapted_threshold_the_gradient_is_the_one_at_constant_acceptance():
     # The exact answer by central differences: T is solved again at every moved parameter.
     model, case = MODELS["positive"]
-    t, wanted, step = exact_elbo("positive").threshold, 0.0, 1e-4
+    t, step = exact_elbo("positive").threshold, 1e-4
     with jax.enable_x64():
         start = np.concatenate([case.loc, case.log_scale, exact.THETA])
 
@@ -236,22 +238,24 @@ def test_with_an_adapted_threshold_the_gradient_is_the_one_at_constant_acceptanc
     counts = {"acceptance": 0.0, "num_proposals": 0, "num_capped": 0}
     guide = rvrs.AutoRVRS(model, epsilon=EPSILON, target_acceptance=wanted)
     full = {"auto_state": state._asdict() | jax.tree.map(jnp.asarray, counts)}
-    _, rows = losses(guide, model, parameters(case), 100_000, state=full)
+    _, rows = losses(guide, model, parameters(case), 50_000, state=full)
     z, error = z_scores(rows, -gradient)
     assert np.all(np.abs(z) < 4), z
     # And it is another gradient than the one at fixed T.
-    assert np.max(np.abs(gradient - exact_elbo("positive").gradient) / error) > 10
+    assert np.max(np.abs(gradient - exact_elbo("positive").gradient) / error) > 5
 
 
 def test_forward_mode_gives_the_gradient_of_reverse_mode():
-    model, case = MODELS["positive"]
+    model, _ = MODELS["positive"]
     guide = rvrs.AutoRVRS(model, target_acceptance=0.3)
     with jax.enable_x64():
         svi = SVI(model, guide, numpyro.optim.SGD(1.0), Trace_ELBO())
         state = svi.init(jax.random.key(0))
         moved = [
-            svi.get_params(svi.update(state, forward_mode_differentiation=forward)[0])
-            for forward in (False, True)
+            svi.get_params(
+                jax.jit(partial(svi.update, forward_mode_differentiation=mode))(state)[0]
+            )
+            for mode in (False, True)
         ]
     start = svi.get_params(state)
     for name in start:

@@ -5,6 +5,7 @@ this file and nowhere else.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -13,7 +14,9 @@ import numpyro
 from jax.core import Tracer
 from numpyro import handlers
 from numpyro.distributions import biject_to, constraints
+from numpyro.distributions.transforms import UnpackTransform
 from numpyro.distributions.util import sum_rightmost
+from numpyro.infer import autoguide
 from numpyro.infer.autoguide import AutoContinuous
 from numpyro.infer.initialization import init_to_feasible
 from numpyro.infer.util import helpful_support_errors, potential_energy
@@ -21,11 +24,18 @@ from numpyro.infer.util import helpful_support_errors, potential_energy
 PRIVATE = {
     AutoContinuous: (
         "_get_posterior",
+        "_init_latent",
+        "_init_locs",
         "_setup_prototype",
         "_unpack_latent",
     ),
+    autoguide: (
+        "_ravel_dict",
+        "_ravel_dict_with_shape_dict",
+        "_unravel_dict",
+    ),
 }
-"""Private attributes of NumPyro's classes that we use; a test pins them."""
+"""Private names of NumPyro's classes and modules that we use; a test pins them."""
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a model."""
@@ -131,7 +141,10 @@ def check_model(model: Callable, arguments: Arguments, rng_key: jax.Array, guide
 def model_parameters(trace: dict[str, Any]) -> dict[str, Any]:
     """Register the ``numpyro.param`` sites of a model's trace, with their constraints."""
     return {
-        name: numpyro.param(name, site["value"], **_copy_without_none(site["kwargs"]))
+        # By a function, since NumPyro would call a value that is callable, such as a network.
+        name: numpyro.param(
+            name, partial(_constant, site["value"]), **_copy_without_none(site["kwargs"])
+        )
         for name, site in trace.items()
         if site["type"] == "param"
     }
@@ -173,6 +186,21 @@ def constraint_transforms(trace: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def order_latent(guide: AutoContinuous) -> None:
+    """Lay an autoguide's flat vector out in the order of the model's sites.
+
+    NumPyro does so too, unless it learns the structure while JAX is tracing: then the order is
+    alphabetical, and parameters would mean something else inside ``jit`` or ``vmap`` than outside.
+    """
+    guide._init_locs = {
+        name: guide._init_locs[name] for name in guide.prototype_trace if name in guide._init_locs
+    }
+    guide._init_latent, shapes = autoguide._ravel_dict(guide._init_locs)
+    guide._unpack_latent = UnpackTransform(
+        partial(autoguide._unravel_dict, shape_dict=shapes), autoguide._ravel_dict_with_shape_dict
+    )
+
+
 def is_batched_by_vmap(x: Any) -> bool:
     """Whether the innermost transformation that ``x`` is traced by is ``vmap``."""
     # By its name, since JAX keeps the class private.
@@ -182,6 +210,10 @@ def is_batched_by_vmap(x: Any) -> bool:
 def _fixed(model: Callable, parameters: dict[str, Any]) -> Callable:
     """The model with its parameters set, and the same random numbers at every run, if any."""
     return handlers.substitute(handlers.seed(model, rng_seed=0), data=parameters)
+
+
+def _constant(value: Any, _: jax.Array) -> Any:
+    return value
 
 
 def _copy_without_none(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -129,6 +129,7 @@ class StockProposal:
     def setup(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Let the autoguide learn the model's structure, and see whether it has a density."""
         self._guide._setup_prototype(*args, **kwargs)
+        _numpyro.order_latent(self._guide)
         name = type(self._guide).__name__
         try:
             posterior = _numpyro.stock_posterior(self._guide, {})

@@ -22,10 +22,10 @@ from rvrs import engine
 from rvrs.core import arguments as checks
 from rvrs.core import rejection, threshold
 from rvrs.core.acceptance import evaluate
-from rvrs.core.evidence import Evidence
 from rvrs.core.objectives import Estimator, ModelGradient, elbo_surrogate
 from rvrs.core.problem import PRNGKey, Problem, PyTree, Targets, log_weights
 from rvrs.core.threshold import ThresholdState
+from rvrs.engine import Evaluation, Evidence
 from rvrs.guides import _numpyro
 from rvrs.guides._numpyro import Arguments
 from rvrs.guides._program import Programs
@@ -165,10 +165,11 @@ class AutoRVRS(AutoContinuous):
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
         """One draw from ``r`` at the latent sites, and the factor that completes the loss."""
         arguments = (args, kwargs)
-        with self._prototype(arguments):
+        # The same keys at the first call, which finds the structure, as at all others.
+        rng_key, setup_key = numpyro.prng_key(), numpyro.prng_key()
+        with self._prototype(setup_key, arguments):
             parameters = self.proposal.register(self._init_latent)
             theta = _numpyro.model_parameters(self.prototype_trace)
-            rng_key = numpyro.prng_key()
             state = mutable(self._state_name)
             if state is None:
                 first = (parameters, theta)
@@ -299,13 +300,30 @@ class AutoRVRS(AutoContinuous):
         rng_key: PRNGKey,
         params: dict[str, Any],
         *args: Any,
-        num_proposals: int = 1_000_000,
+        num_draws: int = 100_000,
         **kwargs: Any,
     ) -> Evidence:
-        """ELBO, log Z and log evidence with standard errors, T solved from the parameters."""
-        checks.check_count("num_proposals", num_proposals)
+        """ELBO, log Z and log evidence with standard errors, T solved from the parameters.
+
+        Makes as many proposals as give ``num_draws`` draws on average.
+        """
+        return self.assess(rng_key, params, *args, num_draws=num_draws, **kwargs).evidence
+
+    def assess(
+        self,
+        rng_key: PRNGKey,
+        params: dict[str, Any],
+        *args: Any,
+        num_draws: int = 100_000,
+        **kwargs: Any,
+    ) -> Evaluation:
+        """The same with the weights of the draws, which diagnostics are made of."""
+        checks.check_count("num_draws", num_draws)
         arguments = self.prepare(params, args, kwargs)
-        return self.programs.call(self._evaluate, (num_proposals,), (rng_key, params), arguments)
+        proposal_key, accept_key = jax.random.split(rng_key)
+        static, dynamic = (num_draws,), (proposal_key, params)
+        lw = self.programs.call(self._log_weights, static, dynamic, arguments)
+        return engine.evaluate_weights(accept_key, lw, self.settings)
 
     def with_log_density(
         self,
@@ -355,10 +373,11 @@ class AutoRVRS(AutoContinuous):
                 "point that was tried; check the data for NaN, or start inside the support with "
                 "init_loc_fn, e.g. init_to_value."
             ) from error
+        _numpyro.order_latent(self)
         self.proposal.setup(args, kwargs)
 
     @contextmanager
-    def _prototype(self, arguments: Arguments) -> Iterator[None]:
+    def _prototype(self, rng_key: PRNGKey, arguments: Arguments) -> Iterator[None]:
         """Have the model's structure at hand.
 
         A structure that was found while JAX was tracing holds tracers, which must not outlive
@@ -368,7 +387,8 @@ class AutoRVRS(AutoContinuous):
             yield
             return
         try:
-            self._setup_prototype(*arguments[0], **arguments[1])
+            with handlers.seed(rng_seed=rng_key):
+                self._setup_prototype(*arguments[0], **arguments[1])
             yield
         finally:
             if isinstance(getattr(self, "_init_latent", None), Tracer):
@@ -457,7 +477,7 @@ class AutoRVRS(AutoContinuous):
             epsilon=settings.epsilon,
             estimator=settings.estimator,
             model_gradient=settings.model_gradient,
-            multiplier=None if settings.threshold is not None else threshold.multiplier(followed),
+            multiplier=threshold.multiplier(followed) if settings.follows_target else None,
         )
         complete = draws.complete[0]
         surrogate = objective.surrogate[0] + jnp.where(complete, 0.0, jnp.nan)
@@ -569,15 +589,11 @@ class AutoRVRS(AutoContinuous):
 
         return lax.map(one, latent, batch_size=min(1000, len(latent)))
 
-    def _evaluate(
-        self, num_proposals: int, rng_key: PRNGKey, params: dict[str, Any], arguments: Arguments
-    ) -> Evidence:
-        parameters, theta = self.split(params)
-        problem, targets = self._problem(parameters, theta, arguments)
-        calibration_key, proposal_key = jax.random.split(rng_key)
-        t = engine.calibrate(calibration_key, problem, targets, self.settings)
-        estimates = engine.evaluate(proposal_key, problem, targets, t, self.settings, num_proposals)
-        return jax.tree.map(lambda leaf: leaf[0], estimates)
+    def _log_weights(
+        self, num_draws: int, rng_key: PRNGKey, params: dict[str, Any], arguments: Arguments
+    ) -> jax.Array:
+        problem, targets = self._problem(*self.split(params), arguments)
+        return engine.evaluation_weights(rng_key, problem, targets, self.settings, num_draws)[:, 0]
 
 
 def _refuse_several_particles(rng_key: PRNGKey, state: dict[str, jax.Array]) -> None:
