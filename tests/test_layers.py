@@ -11,9 +11,11 @@ ROOT = Path(rvrs.__file__).parent
 LAYERS = [
     "rvrs",
     "rvrs.cli",
+    "rvrs.model_file",
     "rvrs.bench",
     "rvrs.experiments",
     "rvrs.fitting",
+    "rvrs.run",
     "rvrs.result",
     "rvrs.plots",
     "rvrs.diagnostics",

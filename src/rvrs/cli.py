@@ -280,6 +280,9 @@ def _fit(options: _FitOptions, show_traceback: bool) -> None:
         if show_traceback:
             traceback.print_exc()
             sys.exit("rvrs fit: failed, see above.")
+        if isinstance(error, ValueError) and not model_file.line_of(error, options.model_file):
+            # Of rvrs itself, which says what to do.
+            sys.exit(f"rvrs fit: {error}")
         sys.exit(
             f"rvrs fit: {model_file.describe(error, options.model_file)}; --traceback shows where."
         )
@@ -432,7 +435,12 @@ def _comparison_table(
     from rvrs.experiments import breast_cancer
 
     # Without lines between the columns it fits into 80 characters.
-    table = Table(title="Logistic regression on breast cancer", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title="Logistic regression on breast cancer",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        show_edge=False,
+    )
     table.add_column("method", no_wrap=True)
     headings = (
         *("ELBO", "std.\nerror", "log\nevidence", "accep-\ntance", "k-hat", "mean\nerror¹"),
@@ -455,7 +463,7 @@ def _comparison_table(
             f"{fit.acceptance:.3f}",
             f"{fit.khat:.2f}",
             f"{comparison.mean_error:.2f}",
-            f"{comparison.min_sd_ratio:.2f}…{comparison.max_sd_ratio:.2f}",
+            f"{comparison.min_sd_ratio:.2f}-{comparison.max_sd_ratio:.2f}",
             f"{fit.seconds:.0f}",
         )
     table.add_row("NUTS", *[""] * (len(headings) - 1), f"{reference.seconds:.0f}")

@@ -6,23 +6,22 @@ import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from os import PathLike
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
-from tqdm.auto import tqdm
 
-from rvrs import diagnostics, storage, training, warmstart
+from rvrs import diagnostics, storage
+from rvrs import run as running
 from rvrs.core import arguments as checks
-from rvrs.core.problem import PRNGKey, PyTree
+from rvrs.core.problem import PRNGKey
 from rvrs.guides import AutoRVRS
 from rvrs.guides._numpyro import Arguments
 from rvrs.proposals import Proposal
 from rvrs.result import Fit
-from rvrs.storage import Checkpoint
-from rvrs.training import TrainInfo, TrainState
+from rvrs.run import Callback, Run
 
 FULL_RANK_LIMIT = 100
 """``proposal="auto"`` is a full-rank normal up to this dimension."""
@@ -31,14 +30,9 @@ LOW_RANK_LIMIT = 2000
 
 NUM_STEPS = 10_000
 """Training steps by default."""
-# Steps without rejection that bring the proposal from the mode to the posterior's mass.
-_WARM_UP_STEPS = 2_000
-# Progress is shown, and stored, after so many steps.
-_CHUNK = 500
+_TARGET_ACCEPTANCE = 0.1
 # Proposals of negligible acceptance are not worth keeping alive where T is well adapted.
 _EPSILON = 1e-6
-
-Callback = Callable[[int, TrainInfo], None]
 
 
 def fit(
@@ -48,7 +42,7 @@ def fit(
     model_kwargs: dict[str, Any] | None = None,
     guide: AutoRVRS | None = None,
     proposal: Proposal | str = "auto",
-    target_acceptance: float = 0.1,
+    target_acceptance: float = _TARGET_ACCEPTANCE,
     num_steps: int = NUM_STEPS,
     num_evaluation_draws: int = 100_000,
     progress: bool = True,
@@ -105,7 +99,9 @@ def fit(
     """
     began = time.perf_counter()
     arguments = (model_args, _checked_kwargs(model_kwargs))
-    _check(rng_key, model, num_steps, num_evaluation_draws, progress, callback, guide, proposal)
+    _check(rng_key, model, num_steps, num_evaluation_draws, progress, callback)
+    if guide is not None:
+        _check_guide(guide, model, proposal, target_acceptance)
     guide, name = _guide(model, guide, proposal, target_acceptance, arguments)
     plan = {
         "proposal": name,
@@ -116,11 +112,14 @@ def fit(
         "arguments": storage.describe_arguments(arguments),
     }
     if resume is None:
-        run = _start(rng_key, guide, arguments, progress, plan)
+        given = name not in _WORDS
+        run = running.start(rng_key, guide, arguments, given=given, progress=progress)
     else:
-        run = _resume(resume, guide, arguments, plan)
+        stored = storage.read(resume)
+        _refuse_differences(resume, stored.header, plan)
+        run = Run.from_checkpoint(stored, guide, arguments)
         checkpoint = resume if checkpoint is None else checkpoint
-    run = _train(run, guide, arguments, num_steps, progress, callback, checkpoint, plan)
+    run = running.train(run, guide, arguments, num_steps, progress, callback, checkpoint, plan)
     return _evaluate(run, guide, arguments, plan, name, began)
 
 
@@ -159,45 +158,11 @@ def load(
         "arguments": storage.describe_arguments(arguments),
     }
     _refuse_differences(path, header, present)
-    run = _Run.from_checkpoint(stored, guide, arguments)
+    run = Run.from_checkpoint(stored, guide, arguments)
     return _result(run, guide, arguments, header["proposal"], header)
 
 
 _WORDS = ("diagonal", "mvn", "low_rank")
-
-
-class _Run(NamedTuple):
-    """A fit under way."""
-
-    rng_key: PRNGKey
-    """Key of the evaluation; those of the steps derive from the other one."""
-    train_key: PRNGKey
-    state: TrainState
-    frame: PyTree
-    history: TrainInfo
-    """Of all training steps so far, as NumPy arrays."""
-
-    @property
-    def steps_done(self) -> int:
-        return len(self.history.elbo)
-
-    def to_checkpoint(self, header: dict[str, Any]) -> Checkpoint:
-        keys = [jax.random.key_data(key) for key in (self.rng_key, self.train_key)]
-        arrays = storage.to_arrays("keys", keys) | storage.to_arrays("run", self[2:])
-        return Checkpoint(header | {"versions": storage.versions()}, arrays)
-
-    @staticmethod
-    def from_checkpoint(stored: Checkpoint, guide: AutoRVRS, arguments: Arguments) -> "_Run":
-        keys = [jax.random.key_data(jax.random.key(0))] * 2
-        keys = storage.from_arrays("keys", stored.arrays, keys)
-        state, frame = jax.eval_shape(lambda: _first(guide, arguments, _trivial_start(guide)))
-        steps = stored.header["steps_done"]
-        history = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct((steps,), leaf.dtype), _no_history(state)
-        )
-        state, frame, history = storage.from_arrays("run", stored.arrays, (state, frame, history))
-        history = jax.tree.map(np.asarray, history)
-        return _Run(*[jax.random.wrap_key_data(key) for key in keys], state, frame, history)
 
 
 def _checked_kwargs(model_kwargs: dict[str, Any] | None) -> dict[str, Any]:
@@ -215,8 +180,6 @@ def _check(
     num_evaluation_draws: Any,
     progress: Any,
     callback: Any,
-    guide: Any,
-    proposal: Any,
 ) -> None:
     try:
         jax.random.key_data(rng_key)
@@ -232,8 +195,9 @@ def _check(
         raise ValueError(f"progress must be True or False, got {progress!r}.")
     if callback is not None and not callable(callback):
         raise ValueError(f"callback must be a function or None, got {callback!r}.")
-    if guide is None:
-        return
+
+
+def _check_guide(guide: Any, model: Any, proposal: Any, target_acceptance: Any) -> None:
     if not isinstance(guide, AutoRVRS):
         raise ValueError(
             f"guide must be a rvrs.AutoRVRS, got {type(guide).__name__}; other autoguides can be "
@@ -245,6 +209,11 @@ def _check(
         )
     if not isinstance(proposal, str) or proposal != "auto":
         raise ValueError("proposal: the guide has one already; leave proposal out, or the guide.")
+    if target_acceptance not in (_TARGET_ACCEPTANCE, guide.settings.target_acceptance):
+        raise ValueError(
+            f"target_acceptance={target_acceptance!r} is not that of the guide "
+            f"({guide.settings.target_acceptance}); set it there."
+        )
 
 
 def _guide(
@@ -279,7 +248,12 @@ def _known_guide(
     """The same guide for fits that differ in the values of arrays only: its programs are kept."""
     try:
         return _cached_guide(
-            model, proposal, target_acceptance, structure, like, jax.config.jax_enable_x64
+            model,
+            proposal,
+            target_acceptance,
+            structure,
+            like,
+            jax.dtypes.canonicalize_dtype(float),
         )
     except TypeError:  # an argument without a hash
         return _cached_guide.__wrapped__(model, proposal, target_acceptance)
@@ -333,151 +307,8 @@ def _refuse_differences(
         )
 
 
-def _theta(guide: AutoRVRS) -> dict[str, Any]:
-    """Initial values of the model's parameters."""
-    return {
-        name: site["value"]
-        for name, site in guide.prototype_trace.items()
-        if site["type"] == "param"
-    }
-
-
-def _trivial_start(guide: AutoRVRS) -> tuple[jax.Array, jax.Array]:
-    """Around the point that NumPyro found, where nothing better was."""
-    scale = jnp.full_like(guide._init_latent, guide.settings.init_scale)
-    triangular = guide.settings.proposal.closed_under == "triangular"
-    return guide._init_latent, jnp.diag(scale) if triangular else scale
-
-
-def _first(
-    guide: AutoRVRS, arguments: Arguments, start: tuple[jax.Array, jax.Array]
-) -> tuple[TrainState, PyTree]:
-    trainable, frame = training.first_trainable(guide, _theta(guide), *start)
-    return training.first_state(guide, trainable, frame, arguments), frame
-
-
-def _no_history(state: TrainState) -> TrainInfo:
-    dtype = state.guide_state["value"].dtype
-    kinds = TrainInfo(dtype, dtype, dtype, np.int32, bool)
-    return jax.tree.map(lambda kind: np.zeros(0, kind), kinds)
-
-
-def _start(
-    rng_key: PRNGKey, guide: AutoRVRS, arguments: Arguments, progress: bool, plan: dict[str, Any]
-) -> _Run:
-    """Find a start, warm up, and calibrate T."""
-    # Of the typed kind from here on, so that a stored key is enough to go on.
-    rng_key = jax.random.wrap_key_data(jax.random.key_data(rng_key))
-    start_key, warm_key, train_key, rng_key = jax.random.split(rng_key, 4)
-
-    def call(function: Callable, static: tuple, dynamic: tuple) -> Any:
-        return guide.with_log_density(function, static, dynamic, _theta(guide), arguments)
-
-    ready = plan["proposal"] not in _WORDS and guide._init_latent is not None
-    start = warmstart.find_start(
-        start_key,
-        call,
-        guide.latent_dim,
-        guide.settings.proposal.closed_under,
-        given=guide._init_latent if ready else None,
-    )
-    known = bool(jnp.isfinite(start.elbo))
-    place = (start.location, start.scale) if known else _trivial_start(guide)
-    state, frame = _first(guide, arguments, place)
-    state, _ = _stage("warm-up", guide, warm_key, state, frame, arguments, progress)
-    proposal, frame = guide.proposal.reframe(state.trainable.proposal, frame)
-    trainable = state.trainable._replace(proposal=proposal)
-    state = training.first_state(guide, trainable, frame, arguments)
-    return _Run(rng_key, train_key, state, frame, _no_history(state))
-
-
-def _stage(
-    stage: Literal["warm-up"],
-    guide: AutoRVRS,
-    rng_key: PRNGKey,
-    state: TrainState,
-    frame: PyTree,
-    arguments: Arguments,
-    progress: bool,
-) -> tuple[TrainState, TrainInfo]:
-    with tqdm(total=_WARM_UP_STEPS, desc="warm-up", disable=not progress, leave=False) as bar:
-        state, info = training.run_chunk(
-            guide,
-            stage,
-            rng_key,
-            state,
-            frame,
-            0,
-            _WARM_UP_STEPS,
-            _WARM_UP_STEPS,
-            _WARM_UP_STEPS,
-            arguments,
-        )
-        bar.update(_WARM_UP_STEPS)
-    return state, info
-
-
-def _resume(
-    path: str | PathLike[str], guide: AutoRVRS, arguments: Arguments, plan: dict[str, Any]
-) -> _Run:
-    stored = storage.read(path)
-    _refuse_differences(path, stored.header, plan)
-    return _Run.from_checkpoint(stored, guide, arguments)
-
-
-def _train(
-    run: _Run,
-    guide: AutoRVRS,
-    arguments: Arguments,
-    num_steps: int,
-    progress: bool,
-    callback: Callback | None,
-    checkpoint: str | PathLike[str] | None,
-    plan: dict[str, Any],
-) -> _Run:
-    with tqdm(total=num_steps, initial=run.steps_done, desc="RVRS", disable=not progress) as bar:
-        while run.steps_done < num_steps:
-            length = min(_CHUNK, num_steps - run.steps_done)
-            state, info = training.run_chunk(
-                guide,
-                "training",
-                run.train_key,
-                run.state,
-                run.frame,
-                run.steps_done,
-                length,
-                num_steps,
-                _CHUNK,
-                arguments,
-            )
-            info = jax.tree.map(np.asarray, info)
-            history = jax.tree.map(lambda *parts: np.concatenate(parts), run.history, info)
-            run = run._replace(state=state, history=history)
-            bar.set_postfix_str(_status(info, guide.settings.num_samples), refresh=False)
-            bar.update(length)
-            if checkpoint is not None:
-                header = plan | {"steps_done": run.steps_done}
-                storage.write(checkpoint, run.to_checkpoint(header))
-            if callback is not None:
-                callback(run.steps_done, info)
-    return run
-
-
-def _status(info: TrainInfo, num_samples: int) -> str:
-    """Means over the latest steps, and the latest T."""
-    with warnings.catch_warnings():
-        # All steps may have been capped.
-        warnings.simplefilter("ignore", RuntimeWarning)
-        elbo = np.nanmean(info.elbo)
-    return (
-        f"ELBO {elbo:.3f}, acceptance {info.acceptance.mean():.3f}, "
-        f"T {info.threshold[-1]:.2f}, "
-        f"{info.num_proposals.mean() / num_samples:.1f} proposals per draw"
-    )
-
-
 def _evaluate(
-    run: _Run,
+    run: Run,
     guide: AutoRVRS,
     arguments: Arguments,
     plan: dict[str, Any],
@@ -485,7 +316,7 @@ def _evaluate(
     began: float,
 ) -> Fit:
     settings, (args, kwargs) = guide.settings, arguments
-    params = _params(run, guide)
+    params = running.params(run, guide)
     evidence, log_ratio = guide.assess(
         run.rng_key, params, *args, num_draws=plan["num_evaluation_draws"], **kwargs
     )
@@ -513,26 +344,21 @@ def _evaluate(
     }
     for concern in figures["warnings"]:
         warnings.warn(concern, stacklevel=3)
-    header = plan | {"steps_done": run.steps_done, "figures": figures}
+    header = plan | {"figures": figures}
     return _result(run, guide, arguments, name, header)
 
 
-def _params(run: _Run, guide: AutoRVRS) -> dict[str, Any]:
-    phi, theta = training.parameters(guide, run.state.trainable, run.frame)
-    return guide.proposal.sites(phi) | theta
-
-
 def _result(
-    run: _Run, guide: AutoRVRS, arguments: Arguments, name: str, header: dict[str, Any]
+    run: Run, guide: AutoRVRS, arguments: Arguments, name: str, header: dict[str, Any]
 ) -> Fit:
     history = run.history
     return Fit(
         guide=guide,
-        params=_params(run, guide),
-        losses=-history.elbo,
-        acceptances=history.acceptance,
-        thresholds=history.threshold,
-        proposals_per_draw=history.num_proposals / guide.settings.num_samples,
+        params=running.params(run, guide),
+        losses=np.asarray(-history.elbo),
+        acceptances=np.asarray(history.acceptance),
+        thresholds=np.asarray(history.threshold),
+        proposals_per_draw=np.asarray(history.num_proposals) / guide.settings.num_samples,
         proposal_name=name,
         arguments=arguments,
         checkpoint=run.to_checkpoint(header),

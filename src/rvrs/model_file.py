@@ -65,14 +65,17 @@ def load_model(path: Path, name: str = "model") -> Callable[..., Any]:
 
 def describe(error: BaseException, path: Path) -> str:
     """An exception in one line, with the line of the user's file that it came from."""
-    lines = [
-        frame.lineno
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename == str(path)
-    ]
-    place = f"{path}, line {lines[-1]}" if lines else str(path)
+    line = line_of(error, path)
+    place = str(path) if line is None else f"{path}, line {line}"
     message = _one_line(str(error))
     return f"{place}: {type(error).__name__}{': ' if message else ''}{message}".rstrip(".")
+
+
+def line_of(error: BaseException, path: Path) -> int | None:
+    """The line of the user's file where an exception came from; None if from elsewhere."""
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if frame.filename == str(path)]
+    return lines[-1] if lines else None
 
 
 def _one_line(text: str) -> str:
@@ -238,9 +241,7 @@ def arguments(
             defaulted.append(name)
             continue
         elif columns is None:
-            raise UserFileError(
-                f"the model's parameter {name!r} needs data: pass a file by --data."
-            )
+            raise UserFileError(f"the model's parameter {name!r} needs data; pass --data FILE.")
         else:
             raise UserFileError(
                 f"the model's parameter {name!r} is no column of {source}, which has "

@@ -102,7 +102,7 @@ def run_chunk(
     arguments: Arguments,
 ) -> tuple[TrainState, TrainInfo]:
     """Steps ``start`` to ``start + length`` of a stage of ``num_steps`` steps."""
-    counts = np.int32([start, length, num_steps])
+    counts = np.array([start, length, num_steps], np.int32)
     state, info = guide.programs.call(
         _run_chunk, (guide, stage, chunk_size), (rng_key, state, frame, counts), arguments
     )
@@ -156,8 +156,9 @@ def _step(
         return -surrogate, guide_state
 
     (negative, guide_state), gradient = jax.value_and_grad(loss, has_aux=True)(state.trainable)
+    updates: Any
     updates, opt_state = _OPTIMIZER.update(gradient, state.opt_state)
-    updates = Trainable(updates[0], jax.tree.map(lambda leaf: _MODEL_RATE * leaf, updates[1]))
+    updates = updates._replace(model=jax.tree.map(lambda leaf: _MODEL_RATE * leaf, updates.model))
     moved = jax.tree.map(lambda old, step: old - rate * step, state.trainable, updates)
     # A step without its draws, or with a density that has no finite gradient there, is skipped.
     useful = jax.tree.reduce(

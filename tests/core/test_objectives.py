@@ -146,7 +146,7 @@ def test_the_multiplier_is_what_log_z_is_worth(sigmoid_mean, epsilon):
         state = threshold.adapt(state, draws.tally, sigmoid_mean, block_size=count)
         got = float(threshold.multiplier(state)[0])
     # What ratios of sums over this many proposals are right to.
-    np.testing.assert_allclose(got, worth, rtol=0.01, atol=2e-3)
+    np.testing.assert_allclose(got, min(worth, 0.0), rtol=0.01, atol=2e-3)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 1e-2])

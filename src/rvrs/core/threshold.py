@@ -47,12 +47,16 @@ def multiplier(state: ThresholdState) -> Float[Array, " b"]:
     ``ELBO - multiplier log Z`` at fixed T, with
 
     .. math::  multiplier = \frac{COV_r[A, c]}{E_r[c]} = \frac{E_r[c A]}{E_r[c]} - E_r[A].
+
+    Without guardrail it is never positive: a higher acceptance costs ELBO. Where the guardrail
+    accepts most draws it may be; such a proposal is far from the posterior and is better moved
+    by the ELBO alone, so the multiplier is 0 there.
     """
     acceptance, slope, ratio, ratio_slope = state.moments
     tiny = jnp.finfo(slope.dtype).tiny
     known = (slope > tiny) & (acceptance > tiny)
     value = ratio_slope / jnp.maximum(slope, tiny) - ratio / jnp.maximum(acceptance, tiny)
-    return jnp.where(known, value, 0.0)
+    return jnp.where(known, jnp.minimum(value, 0.0), 0.0)
 
 
 # Bisection halves an interval whose ends lie as far apart as the log weights; in float32 and

@@ -56,7 +56,7 @@ METHODS = (
     Method("MVN", "mvn", 1.0),
     Method("RVRS 0.3", "diagonal", 0.3),
     Method("RVRS 0.1", "diagonal", 0.1),
-    Method("RVRS 0.1, MVN", "mvn", 0.1),
+    Method("RVRS 0.1 MVN", "mvn", 0.1),
 )
 """RVRS has the proposal of mean-field, so that the difference is made by rejection alone; in the
 end, what :func:`rvrs.fit` does by default."""

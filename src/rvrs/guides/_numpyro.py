@@ -61,7 +61,8 @@ def log_joint(
     Nothing of it is seen by handlers outside, whose masks and substitutions are not meant for it.
     """
     with handlers.block():
-        return -potential_energy(_fixed(model, parameters), *arguments, latent)
+        potential: Any = potential_energy(_fixed(model, parameters), *arguments, latent)
+    return -potential
 
 
 def constrain(
@@ -186,7 +187,7 @@ def constraint_transforms(trace: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def order_latent(guide: AutoContinuous) -> None:
+def order_latent(guide: Any) -> None:
     """Lay an autoguide's flat vector out in the order of the model's sites.
 
     NumPyro does so too, unless it learns the structure while JAX is tracing: then the order is

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpyro
+import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.infer.autoguide import AutoContinuous
 
@@ -135,6 +136,8 @@ class StockProposal:
             posterior = _numpyro.stock_posterior(self._guide, {})
             at = jax.ShapeDtypeStruct((self._guide.latent_dim,), jnp.result_type(float))
             jax.eval_shape(posterior.log_prob, at)
+            if isinstance(posterior, dist.Delta):
+                raise NotImplementedError
         except NotImplementedError:
             raise ValueError(
                 f"proposal: {name} cannot evaluate its log density at a given point, which the "
@@ -157,7 +160,7 @@ class StockProposal:
         There is no frame: the autoguide decides what its parameters mean.
         """
         known = {"loc": location, "scale": scale} if scale.ndim == 1 else {"loc": location}
-        values = handlers.seed(_numpyro.register_stock, rng_seed=0)(self._guide)
+        values: Any = handlers.seed(_numpyro.register_stock, rng_seed=0)(self._guide)
         for name, value in known.items():
             site = f"{self._guide.prefix}_{name}"
             if site in values and values[site].shape == value.shape:

@@ -5,13 +5,12 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
-from jax import lax
 from jax.core import Tracer
 from numpyro import handlers
 from numpyro.infer.autoguide import AutoContinuous
@@ -20,39 +19,19 @@ from numpyro.primitives import mutable
 
 from rvrs import engine
 from rvrs.core import arguments as checks
-from rvrs.core import rejection, threshold
-from rvrs.core.acceptance import evaluate
-from rvrs.core.objectives import Estimator, ModelGradient, elbo_surrogate
-from rvrs.core.problem import PRNGKey, Problem, PyTree, Targets, log_weights
-from rvrs.core.threshold import ThresholdState
+from rvrs.core.objectives import Estimator, ModelGradient
+from rvrs.core.problem import PRNGKey, PyTree
 from rvrs.engine import Evaluation, Evidence
 from rvrs.guides import _numpyro
 from rvrs.guides._numpyro import Arguments
 from rvrs.guides._program import Programs
-from rvrs.guides._proposal import GuideProposal, guide_proposal
+from rvrs.guides._proposal import guide_proposal
+from rvrs.guides._target import ModelTarget, PosteriorDraws
 from rvrs.proposals import Proposal
 from rvrs.settings import Settings, default_max_proposals
 
-# T starts from as many proposals as give this many draws: Z is then within 3 % of its target.
-_FIRST_DRAWS = 1000
 
-
-class PosteriorDraws(NamedTuple):
-    """Draws from ``r`` with what the sampler knows about each of them."""
-
-    latent: jax.Array
-    """``(n, d)``: flat and unconstrained; NaN where ``max_proposals`` was hit."""
-    log_weight: jax.Array
-    """``lw = log p(x, z) - log q(z)``."""
-    log_ratio: jax.Array
-    """``A = lw - log a_e``, the log of the weight of the draw against the posterior."""
-    acceptance: jax.Array
-    """``a_e``, the probability with which the draw was accepted."""
-    complete: jax.Array
-    """False where ``max_proposals`` was hit and there is no draw."""
-
-
-class AutoRVRS(AutoContinuous):
+class AutoRVRS(ModelTarget):
     """Reparameterized variational rejection sampling for stock ``SVI`` and ``Trace_ELBO()``.
 
     A proposal ``q`` over all latent variables proposes, the model decides with probability
@@ -140,7 +119,7 @@ class AutoRVRS(AutoContinuous):
             )
         if not isinstance(prefix, str) or not prefix:
             raise ValueError(f"prefix must be a word, got {prefix!r}.")
-        self.proposal: GuideProposal = guide_proposal(proposal, model, prefix, init_scale)
+        self.proposal = guide_proposal(proposal, model, prefix, init_scale)
         self.settings = Settings(
             proposal=self.proposal.family,
             target_acceptance=target_acceptance,
@@ -170,11 +149,12 @@ class AutoRVRS(AutoContinuous):
         with self._prototype(setup_key, arguments):
             parameters = self.proposal.register(self._init_latent)
             theta = _numpyro.model_parameters(self.prototype_trace)
-            state = mutable(self._state_name)
+            state: Any = mutable(self._state_name)
             if state is None:
                 first = (parameters, theta)
                 state = self.programs.call(self.first_state, (), first, arguments)
-                state = mutable(self._state_name, state)
+                # NumPyro takes and gives back any tree of arrays here.
+                state = cast(Any, mutable)(self._state_name, state)
             else:
                 _refuse_several_particles(rng_key, state)
             now = (rng_key, parameters, theta, dict(state))
@@ -234,13 +214,22 @@ class AutoRVRS(AutoContinuous):
         levels = jnp.asarray(quantiles)
         return {name: jnp.quantile(draws[name], levels, axis=0) for name in self.latent_names}
 
-    def get_posterior(self, params: dict[str, Any] | None = None) -> dist.Distribution:
+    def get_posterior(self, params: Any = None) -> dist.Distribution:
         """Not available: ``r`` is known by its draws."""
         raise NotImplementedError(
             "AutoRVRS has no closed-form posterior: use sample_posterior, median or quantiles."
         )
 
-    get_base_dist = get_transform = _get_posterior = get_posterior
+    def get_transform(self, params: dict[str, Any]) -> Any:
+        """Not available; see :meth:`get_posterior`."""
+        return self.get_posterior(params)
+
+    def get_base_dist(self) -> dist.Distribution:
+        """Not available; see :meth:`get_posterior`."""
+        return self.get_posterior()
+
+    def _get_posterior(self) -> dist.Distribution:
+        return self.get_posterior()
 
     def conditioned_on(self, *args: Any, **kwargs: Any) -> Callable:
         """The guide with the model's arguments, data included, fixed to these.
@@ -325,46 +314,15 @@ class AutoRVRS(AutoContinuous):
         lw = self.programs.call(self._log_weights, static, dynamic, arguments)
         return engine.evaluate_weights(accept_key, lw, self.settings)
 
-    def with_log_density(
-        self,
-        function: Callable,
-        static: tuple,
-        dynamic: tuple,
-        theta: dict[str, Any],
-        arguments: Arguments,
-    ) -> Any:
-        """``function(*static, *dynamic, log_density)``, compiled.
-
-        ``log_density`` is that of the model at flat unconstrained points, with the parameters
-        ``theta`` and these arguments.
-        """
-        return self.programs.call(
-            self._with_log_density, (function, static), (dynamic, theta), arguments
-        )
-
-    def _with_log_density(
-        self,
-        function: Callable,
-        static: tuple,
-        dynamic: tuple,
-        theta: dict[str, Any],
-        arguments: Arguments,
-    ) -> Any:
-        return function(*static, *dynamic, lambda z: self._log_joint(arguments, theta, z))
-
     # The work
-
-    @property
-    def latent_names(self) -> list[str]:
-        """The model's latent sites."""
-        return list(self._unpack_latent(self._init_latent))
 
     @property
     def _state_name(self) -> str:
         return f"{self.prefix}_state"
 
     def _setup_prototype(self, *args: Any, **kwargs: Any) -> None:
-        _numpyro.check_model(self.model, (args, kwargs), numpyro.prng_key(), "AutoRVRS")
+        rng_key = cast(PRNGKey, numpyro.prng_key())
+        _numpyro.check_model(self.model, (args, kwargs), rng_key, "AutoRVRS")
         try:
             super()._setup_prototype(*args, **kwargs)
         except RuntimeError as error:
@@ -416,110 +374,6 @@ class AutoRVRS(AutoContinuous):
                 )
         return args, kwargs
 
-    def _log_joint(self, arguments: Arguments, theta: PyTree, z: jax.Array) -> jax.Array:
-        return _numpyro.log_joint(self.model, arguments, theta, self._unpack_latent(z))
-
-    def _problem(
-        self, parameters: PyTree, theta: PyTree, arguments: Arguments
-    ) -> tuple[Problem, Targets]:
-        """The core's view of it: one target, B = 1."""
-        family = self.proposal.family
-        problem = Problem(
-            sample_noise=lambda key, shape: family.sample_noise(key, shape, parameters),
-            propose=family.propose,
-            log_proposal=family.log_density,
-            log_joint=lambda theta, _, z: self._log_joint(arguments, theta, z),
-        )
-        return problem, Targets(jax.tree.map(lambda leaf: leaf[None], parameters), theta)
-
-    def first_state(
-        self, parameters: PyTree, theta: PyTree, arguments: Arguments
-    ) -> dict[str, jax.Array]:
-        """The state that training starts with: T solved from the parameters."""
-        problem, targets = self._problem(parameters, theta, arguments)
-        # T is a function of the parameters; any key serves to compute it.
-        t = engine.calibrate(jax.random.key(0), problem, targets, self.settings, _FIRST_DRAWS)
-        return {
-            **threshold.init(lax.stop_gradient(t))._asdict(),
-            "acceptance": jnp.zeros_like(t[0]),
-            "num_proposals": jnp.int32(0),
-            "num_capped": jnp.int32(0),
-        }
-
-    def surrogate_step(
-        self,
-        rng_key: PRNGKey,
-        parameters: PyTree,
-        theta: PyTree,
-        state: dict[str, jax.Array],
-        arguments: Arguments,
-    ) -> tuple[jax.Array, jax.Array, jax.Array, dict[str, jax.Array]]:
-        """A draw, ``log p`` there, the surrogate of all S draws, and the next state."""
-        settings = self.settings
-        problem, targets = self._problem(parameters, theta, arguments)
-        followed = ThresholdState(*[state[name] for name in ThresholdState._fields])
-        t = followed.value
-        draws = rejection.draw_exact(
-            rng_key,
-            problem,
-            targets,
-            t,
-            num_samples=settings.num_samples,
-            epsilon=settings.epsilon,
-            block_size=settings.block_size,
-            max_proposals=settings.max_proposals,
-        )
-        objective = elbo_surrogate(
-            problem,
-            targets,
-            draws,
-            t,
-            epsilon=settings.epsilon,
-            estimator=settings.estimator,
-            model_gradient=settings.model_gradient,
-            multiplier=threshold.multiplier(followed) if settings.follows_target else None,
-        )
-        complete = draws.complete[0]
-        surrogate = objective.surrogate[0] + jnp.where(complete, 0.0, jnp.nan)
-        noise = jax.tree.map(lambda leaf: leaf[0, 0], draws.noise)
-        z, log_q = lax.stop_gradient(problem.propose(parameters, noise))
-        log_joint = draws.log_weight[0, 0] + log_q
-
-        tally = draws.tally
-        if settings.threshold is None:
-            adapted = threshold.adapt(
-                followed, tally, settings.target_acceptance, block_size=settings.block_size
-            )
-            # Whatever happens, T stays a number.
-            followed = jax.tree.map(
-                lambda new, old: jnp.where(jnp.isnan(new), old, new), adapted, followed
-            )
-        new_state = {
-            **followed._asdict(),
-            "acceptance": tally.acceptance[0] / tally.num_proposals[0].astype(t.dtype),
-            "num_proposals": tally.num_proposals[0],
-            "num_capped": state["num_capped"] + ~complete,
-        }
-        return z, log_joint, surrogate, lax.stop_gradient(new_state)
-
-    def plain_surrogate(
-        self,
-        num_samples: int,
-        rng_key: PRNGKey,
-        parameters: PyTree,
-        theta: PyTree,
-        arguments: Arguments,
-    ) -> jax.Array:
-        """The surrogate without rejection: ordinary variational inference.
-
-        Proposals of a density that is not finite are left out.
-        """
-        problem, targets = self._problem(parameters, theta, arguments)
-        noise = problem.sample_noise(rng_key, (num_samples, 1))
-        draws = rejection.accept_all(noise, log_weights(problem, targets, noise))
-        everything = jnp.full_like(draws.log_normalizer, jnp.inf)
-        return elbo_surrogate(problem, targets, draws, everything, epsilon=0.0).surrogate[0]
-
     def _emit(self, arguments: Arguments, theta: PyTree, z: jax.Array) -> dict[str, jax.Array]:
         """Delta sites at the model's latent sites, with the Jacobian of the constraint."""
         found = self._constrain_one(arguments, theta, z)
@@ -530,70 +384,6 @@ class AutoRVRS(AutoContinuous):
             delta = dist.Delta(value, log_density=log_density, event_dim=found.event_dims[name])
             result[name] = numpyro.sample(name, delta)
         return result
-
-    def _constrain_one(
-        self, arguments: Arguments, theta: PyTree, z: jax.Array
-    ) -> _numpyro.Constrained:
-        found = _numpyro.constrain(
-            self.model, arguments, theta, self._unpack_latent(lax.stop_gradient(z))
-        )
-        absent = [name for name in self.latent_names if name not in found.values]
-        if found.missing or absent:
-            raise ValueError(
-                f"AutoRVRS: with these arguments the model has other latent sites "
-                f"({', '.join(map(repr, found.missing + absent))} changed); the data decide what "
-                "is accepted, so pass the same data that the guide is trained on. For predictions "
-                "use guide.conditioned_on(...) or sample_posterior."
-            )
-        return found
-
-    def split(self, params: dict[str, Any]) -> tuple[PyTree, PyTree]:
-        """Parameters of the proposal and of the model."""
-        register = handlers.substitute(self.proposal.register, data=params)
-        with handlers.block():
-            parameters = handlers.seed(register, rng_seed=0)(self._init_latent)
-        theta = {
-            name: params[name]
-            for name, site in self.prototype_trace.items()
-            if site["type"] == "param"
-        }
-        return parameters, theta
-
-    def _draw_latent(
-        self, num_samples: int, rng_key: PRNGKey, params: dict[str, Any], arguments: Arguments
-    ) -> PosteriorDraws:
-        parameters, theta = self.split(params)
-        problem, targets = self._problem(parameters, theta, arguments)
-        calibration_key, draw_key = jax.random.split(rng_key)
-        t = engine.calibrate(calibration_key, problem, targets, self.settings)
-        drawn = engine.draw(draw_key, problem, targets, t, self.settings, num_samples)
-        noise, lw, complete = jax.tree.map(lambda leaf: leaf[:, 0], drawn)
-        z, _ = jax.vmap(problem.propose, in_axes=(None, 0))(parameters, noise)
-        a = evaluate(lw, t, self.settings.epsilon)
-        return PosteriorDraws(
-            latent=jnp.where(complete[:, None], z, jnp.nan),
-            log_weight=jnp.where(complete, lw, jnp.nan),
-            log_ratio=jnp.where(complete, a.log_ratio, jnp.nan),
-            acceptance=jnp.where(complete, jnp.exp(a.log_probability), jnp.nan),
-            complete=complete,
-        )
-
-    def _constrain_all(
-        self, params: dict[str, Any], latent: jax.Array, arguments: Arguments
-    ) -> dict[str, jax.Array]:
-        _, theta = self.split(params)
-
-        def one(z: jax.Array) -> dict[str, jax.Array]:
-            found = self._constrain_one(arguments, theta, z)
-            return found.values | found.deterministic
-
-        return lax.map(one, latent, batch_size=min(1000, len(latent)))
-
-    def _log_weights(
-        self, num_draws: int, rng_key: PRNGKey, params: dict[str, Any], arguments: Arguments
-    ) -> jax.Array:
-        problem, targets = self._problem(*self.split(params), arguments)
-        return engine.evaluation_weights(rng_key, problem, targets, self.settings, num_draws)[:, 0]
 
 
 def _refuse_several_particles(rng_key: PRNGKey, state: dict[str, jax.Array]) -> None:
