@@ -34,7 +34,7 @@ _NEEDED = ("matplotlib", "rich", "typer")
 # JAX takes seeds of 32 bits on every platform.
 _LARGEST_SEED = 2**32 - 1
 
-# As many as the fit's own diagnostics take, so that no program has to be compiled for them.
+# As many as Fit.summary takes, so that one compiled program serves both.
 _DRAWS_AT_ONCE = 10_000
 
 
@@ -270,6 +270,7 @@ def _fit(options: _FitOptions, show_traceback: bool) -> None:
     try:
         with _collected_warnings() as messages:
             fit = _run_fit(console, options, model, arguments, stored)
+            fit.save(stored)
             summary = fit.summary()
             draws = _posterior_draws(fit, options.seed, options.draws)
             figure = fit.plot()
@@ -291,7 +292,6 @@ def _fit(options: _FitOptions, show_traceback: bool) -> None:
     for message in messages:
         if message not in fit.warnings:
             _say(console, f"WARNING: {message}")
-    fit.save(stored)
     (options.out / "summary.txt").write_text(f"{summary}\n", encoding="utf-8")
     _write_arrays(options.out / "posterior.npz", draws)
     figure.savefig(options.out / "fit.png", dpi=150)

@@ -10,6 +10,7 @@ import os
 import platform
 import tempfile
 import zipfile
+import zlib
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
@@ -80,18 +81,18 @@ def read(path: str | PathLike[str]) -> Checkpoint:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}; check the path.")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile) or _HEADER not in file:
+        # Opened here, since NumPy leaves a file open that it finds to be damaged.
+        with path.open("rb") as raw, zipfile.ZipFile(raw) as container:
+            names = container.namelist()
+            if f"{_HEADER}.npy" not in names:
                 raise _not_ours(path)
-            arrays = {name: file[name] for name in file.files}
+            arrays = {name.removesuffix(".npy"): _member(container, name) for name in names}
         header = json.loads(arrays.pop(_HEADER).tobytes())
         if not isinstance(header, dict) or header.get("format") != _FORMAT:
             raise _not_ours(path)
-    except (OSError, EOFError, KeyError, TypeError, zipfile.BadZipFile, UnicodeDecodeError) as e:
-        raise _damaged(path) from e
-    except ValueError as error:
-        if error.args and _NOT_OURS in str(error):
-            raise
+    except _NotOursError:
+        raise
+    except _UNREADABLE as error:
         raise _damaged(path) from error
     if header.get("version") != _VERSION:
         raise ValueError(
@@ -104,11 +105,24 @@ def read(path: str | PathLike[str]) -> Checkpoint:
     return Checkpoint(header, arrays)
 
 
-_NOT_OURS = "is not a file of rvrs"
+def _member(container: zipfile.ZipFile, name: str) -> np.ndarray:
+    with container.open(name) as member:
+        return np.lib.format.read_array(member, allow_pickle=False)
+
+
+class _NotOursError(ValueError):
+    """A sound file of something else."""
+
+
+# Whatever reading a container, an array or JSON raises when bytes are wrong.
+_UNREADABLE = (
+    *(OSError, EOFError, KeyError, TypeError, ValueError, NotImplementedError, RuntimeError),
+    *(MemoryError, OverflowError, SyntaxError, zipfile.BadZipFile, zlib.error),
+)
 
 
 def _not_ours(path: Path) -> ValueError:
-    return ValueError(f"{path} {_NOT_OURS}; pass what Fit.save or checkpoint= wrote.")
+    return _NotOursError(f"{path} is not a file of rvrs; pass what Fit.save or checkpoint= wrote.")
 
 
 def _damaged(path: Path) -> ValueError:

@@ -166,7 +166,7 @@ def _approximate(
         scale, steps, log_det = units, noise * units, jnp.sum(jnp.log(units))
     else:
         product = jax.vmap(partial(_hessian_product, log_density, x))
-        hessian = units[:, None] * product(jnp.diag(units))
+        hessian = units * product(jnp.diag(units))
         hessian = jnp.where(jnp.isfinite(hessian), hessian, 0.0)
         values, vectors = jnp.linalg.eigh((hessian + hessian.T) / 2)
         # A direction in which the density curves upwards gets a scale all the same.

@@ -32,8 +32,8 @@ NUM_ROWS = 100
 NUM_STEPS = fitting.NUM_STEPS
 """Training steps per fit."""
 NUM_DRAWS = 10_000
-"""Draws that a fit is compared by: its means are then within 0.01 posterior sd of the truth. As
-many as the diagnostics take, so that no program has to be compiled for them."""
+"""Draws that a fit is compared by: the standard error of a mean is then 0.01 standard deviations.
+As many as ``Fit.summary`` takes, so that the program is compiled once."""
 
 # NUTS mixes well here: this is an effective sample size of over 8000 in every coefficient.
 _NUTS_WARM_UP = 1_000

@@ -364,8 +364,9 @@ class AutoRVRS(ModelTarget):
         if self.prototype_trace is None:
             with handlers.seed(rng_seed=0), handlers.block():
                 self._setup_prototype(*args, **kwargs)
+        prototype = cast(dict[str, Any], self.prototype_trace)
         names = _numpyro.parameter_names(self.proposal.register, self._init_latent)
-        names += [n for n, site in self.prototype_trace.items() if site["type"] == "param"]
+        names += [name for name, site in prototype.items() if site["type"] == "param"]
         for name in names:
             if name not in params:
                 raise ValueError(
