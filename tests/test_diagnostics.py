@@ -34,6 +34,15 @@ def test_smoothed_weights_add_up_and_tell_the_effective_sample_size():
     assert np.all(np.diff(got.weights[order]) >= -1e-12)
 
 
+def test_weights_that_agree_have_no_tail():
+    rounding = 1e-6 * np.random.default_rng(2).standard_normal(10_000)
+    got = diagnostics.smooth(rounding)
+    assert got.khat == 0
+    assert got.ess > 9999
+    none = diagnostics.smooth(np.zeros(0))
+    assert np.isnan(none.khat)
+
+
 def test_weights_that_are_not_finite_are_refused():
     with pytest.raises(ValueError, match="log_weights must be finite"):
         diagnostics.smooth(np.array([0.0, np.nan]))

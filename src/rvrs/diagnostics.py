@@ -1,5 +1,6 @@
 """How far a fit can be trusted: Pareto k-hat and effective sample size of its draws' weights."""
 
+import math
 import warnings
 from typing import Any, NamedTuple
 
@@ -13,6 +14,9 @@ ACCEPTANCE_TOLERANCE = 0.2
 # KL(r || posterior) = log p(x) - ELBO, in nats, that is worth a warning: k-hat cannot tell of
 # what no draw has seen, but a fit that far off has errors of some tenths of a standard deviation.
 EVIDENCE_LIMIT = 0.1
+# Log weights that differ by less than this are equal for all that can be done with them; the tail
+# of what is left of them is rounding.
+_NEGLIGIBLE_SPREAD = 0.01
 
 
 class Smoothed(NamedTuple):
@@ -29,9 +33,11 @@ class Smoothed(NamedTuple):
 def smooth(log_weights: np.ndarray) -> Smoothed:
     """Pareto-smooth the log weights of independent draws (PSIS, through ArviZ).
 
-    Weights that do not vary, or are too few for a tail, have no k-hat: it is NaN.
+    Weights that all agree within one percent have no tail to speak of: k-hat is 0 then.
     """
     log_weights = np.asarray(log_weights, float)
+    if log_weights.size == 0:
+        return Smoothed(log_weights, math.nan, 0.0)
     if not np.all(np.isfinite(log_weights)):
         raise ValueError("log_weights must be finite; leave out draws that were not completed.")
     with warnings.catch_warnings():
@@ -41,7 +47,10 @@ def smooth(log_weights: np.ndarray) -> Smoothed:
         smoothed, khat = arviz().psislw(log_weights)
     weights = np.exp(np.asarray(smoothed, float) - np.max(smoothed))
     weights /= weights.sum()
-    return Smoothed(weights, float(khat), float(1 / np.sum(weights**2)))
+    ess = float(1 / np.sum(weights**2))
+    if np.ptp(log_weights) < _NEGLIGIBLE_SPREAD:
+        khat = 0.0
+    return Smoothed(weights, float(khat), ess)
 
 
 def concerns(
@@ -59,7 +68,7 @@ def concerns(
         found.append(
             f"k-hat is {khat:.2f} (above {KHAT_LIMIT}): the posterior has mass or tails that the "
             "fit misses, and means and intervals may be off. Lower target_acceptance, use a "
-            'richer proposal ("mvn" or a flow), or reparameterise the model; compare with MCMC.'
+            "richer proposal (a flow), or reparameterise the model; compare with MCMC."
         )
     if target_acceptance is not None:
         off = acceptance / target_acceptance - 1

@@ -142,6 +142,7 @@ def sampled(name, **settings):
     return losses(guide, model, parameters(case), 50_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_the_stock_loss_averages_to_minus_the_elbo(name):
     values, _ = sampled(name)
@@ -161,6 +162,7 @@ def test_the_gradient_of_the_stock_loss_averages_to_that_of_the_elbo(name):
     assert 0.05 * np.sqrt(gradient @ np.linalg.solve(covariance, gradient)) > 4
 
 
+@pytest.mark.slow
 def test_the_score_estimator_has_the_same_mean_and_more_variance():
     _, rows = sampled("positive", estimator="score")
     z, error = z_scores(rows, -exact_elbo("positive").gradient)
@@ -169,6 +171,7 @@ def test_the_score_estimator_has_the_same_mean_and_more_variance():
     assert np.all(error[:2] > 1.1 * pathwise[:2])
 
 
+@pytest.mark.slow
 def test_the_truncated_model_gradient_is_biased_and_leaves_the_proposal_alone():
     _, rows = sampled("positive", model_gradient="truncated")
     z, _ = z_scores(rows, -exact_elbo("positive").gradient)
@@ -176,6 +179,7 @@ def test_the_truncated_model_gradient_is_biased_and_leaves_the_proposal_alone():
     assert np.all(np.abs(z[2:]) > 6), z
 
 
+@pytest.mark.slow
 def test_more_draws_a_step_keep_the_mean_and_lower_the_variance():
     _, rows = sampled("positive", num_samples=6)
     z, error = z_scores(rows, -exact_elbo("positive").gradient)
@@ -199,6 +203,7 @@ def test_a_stock_autoguide_as_proposal_gives_the_gradient_of_our_own_diagonal_fa
     assert abs(z_scores(values, -exact_elbo("positive").elbo)[0]) < 4
 
 
+@pytest.mark.slow
 def test_with_an_adapted_threshold_the_gradient_is_the_one_at_constant_acceptance():
     # The exact answer by central differences: T is solved again at every moved parameter.
     model, case = MODELS["positive"]

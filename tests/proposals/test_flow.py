@@ -205,6 +205,7 @@ V = (np.sqrt(1 + 16 / 0.09) - 1) / (8 / 0.09)
 BEST_NORMAL = -V / 2 - V**2 / 0.09 + np.log(V) / 2 + 0.5
 
 
+@pytest.mark.slow
 def test_a_trained_flow_is_far_closer_to_a_banana_than_the_best_normal():
     algorithm = rvrs.vi.as_top_level_api(
         banana,
