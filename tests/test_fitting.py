@@ -205,6 +205,7 @@ def test_a_second_fit_with_other_data_compiles_nothing_and_is_right(fit):
     assert np.all(np.abs(again.mean(0) - exact()[0]) < 0.06 * np.sqrt(np.diag(exact()[1])))
 
 
+@pytest.mark.slow
 def test_params_of_a_fit_work_in_stock_numpyro(fit):
     guide = rvrs.AutoRVRS(regression, proposal="mvn", target_acceptance=0.3)
     draws = guide.sample_posterior(jax.random.key(0), fit.params, X, Y, sample_shape=(2, 3))

@@ -34,6 +34,7 @@ def trained(num_steps=3000, **settings):
     return alg, state, info
 
 
+@pytest.mark.slow
 def test_training_closes_the_gap_that_mean_field_leaves():
     gaps = {}
     for target_acceptance in (1.0, 0.3, 0.05):
@@ -141,8 +142,15 @@ def test_progress_is_reported_after_every_chunk():
     assert info.elbo.shape == (25,)
 
 
-@pytest.mark.parametrize("make_key", [jax.random.key, jax.random.PRNGKey])
-@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize(
+    ("make_key", "x64"),
+    [
+        (jax.random.PRNGKey, True),
+        pytest.param(jax.random.key, True, marks=pytest.mark.slow),
+        pytest.param(jax.random.PRNGKey, False, marks=pytest.mark.slow),
+        pytest.param(jax.random.key, False, marks=pytest.mark.slow),
+    ],
+)
 def test_both_precisions_and_key_styles(make_key, x64):
     with jax.enable_x64(x64):
         alg = algorithm(proposal="mvn")
@@ -154,6 +162,7 @@ def test_both_precisions_and_key_styles(make_key, x64):
         assert alg.evaluate(make_key(2), state, 1000).elbo.dtype == wanted
 
 
+@pytest.mark.slow
 def test_steps_can_be_mapped_over_seeds():
     alg = algorithm(target_acceptance=0.3)
     start = alg.init(jnp.zeros(2))
@@ -194,6 +203,7 @@ def test_a_fixed_threshold_stays_where_it_is():
     assert state.threshold.value.tolist() == [-2.5]
 
 
+@pytest.mark.slow
 def test_a_density_that_is_nan_now_and_then_does_no_harm():
     def log_density(z):
         return jnp.where(jnp.abs(jnp.sin(1000 * z[0])) < 0.02, jnp.nan, quartic(z))

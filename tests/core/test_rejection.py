@@ -170,6 +170,7 @@ def test_a_bound_below_the_block_size_shrinks_the_block():
     assert int(draws.tally.num_proposals[0]) == 7
 
 
+@pytest.mark.slow
 def test_reallocation_saves_proposals_where_one_target_is_hard():
     with jax.enable_x64():
         values = [exact.threshold_for(CASE, mean) for mean in (0.5, 1e-3)]

@@ -95,7 +95,7 @@ def calibrated(problem, targets, target):
 
 
 @pytest.mark.parametrize("offset", [50.0, -50.0])
-@pytest.mark.parametrize("target", [0.4, 0.03])
+@pytest.mark.parametrize("target", [0.03, pytest.param(0.4, marks=pytest.mark.slow)])
 def test_adapt_recovers_from_a_threshold_wrong_by_50(target, offset):
     problem, targets = logistic_regression()
     start = calibrated(problem, targets, target) + offset

@@ -32,6 +32,7 @@ def test_reference_solves_the_posteriors_equations(dataset, reference):
     assert np.all(np.abs(score.mean(axis=0)) < 6 * errors)
 
 
+@pytest.mark.slow
 def test_mean_field_is_too_narrow(mean_field, reference):
     comparison = breast_cancer.compare(mean_field.draws, reference)
     assert comparison.min_sd_ratio < 0.75
@@ -51,6 +52,7 @@ def test_comparison_finds_the_worst_of_all_coefficients():
     assert breast_cancer.narrowest(draws, reference, 2).tolist() == [1, 2]
 
 
+@pytest.mark.slow
 def test_figure_shows_where_the_first_fit_is_narrowest(mean_field, reference, dataset, tmp_path):
     path = tmp_path / "breast-cancer.png"
     figure = breast_cancer.plot([mean_field], reference, dataset, path)

@@ -59,12 +59,14 @@ def test_density_is_normalised():
     assert total == pytest.approx(1, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target_acceptance", funnel.TARGET_ACCEPTANCES)
 def test_reported_elbo_agrees_with_quadrature(fits, target_acceptance):
     fit = fits[target_acceptance]
     assert abs(fit.elbo - quadrature(fit).elbo) < 4 * fit.elbo_error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target_acceptance", funnel.TARGET_ACCEPTANCES)
 def test_reported_threshold_gives_the_target_acceptance(fits, target_acceptance):
     fit = fits[target_acceptance]
@@ -74,6 +76,7 @@ def test_reported_threshold_gives_the_target_acceptance(fits, target_acceptance)
     assert fit.acceptance == pytest.approx(target_acceptance, rel=0.04)
 
 
+@pytest.mark.slow
 def test_elbo_rises_towards_zero_as_the_target_acceptance_falls(fits):
     mean_field, half, twentieth = (fits[z] for z in funnel.TARGET_ACCEPTANCES)
 
@@ -85,12 +88,14 @@ def test_elbo_rises_towards_zero_as_the_target_acceptance_falls(fits):
     assert twentieth.elbo < 4 * twentieth.elbo_error
 
 
+@pytest.mark.slow
 def test_short_fits_come_near_the_limits_of_training(fits):
     # The ELBO at the parameters where the expected gradient vanishes, solved for by quadrature.
     for target_acceptance, limit in [(1.0, -0.2031), (0.5, -0.0465), (0.05, -0.0020)]:
         assert quadrature(fits[target_acceptance]).elbo == pytest.approx(limit, abs=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target_acceptance", funnel.TARGET_ACCEPTANCES)
 def test_densities_integrate_to_one(fits, target_acceptance):
     axis = np.linspace(-12, 12, 241)
@@ -103,12 +108,14 @@ def test_densities_integrate_to_one(fits, target_acceptance):
     assert np.all((on_grid.acceptance >= 0) & (on_grid.acceptance <= 1))
 
 
+@pytest.mark.slow
 def test_plot_writes_an_image(fits, tmp_path):
     path = tmp_path / "funnel.png"
     funnel.plot(fits.values(), path)
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_plot_without_the_mean_field_fit_is_refused(fits, tmp_path):
     with pytest.raises(ValueError, match="mean-field"):
         funnel.plot([fits[0.5], fits[0.05]], tmp_path / "funnel.png")

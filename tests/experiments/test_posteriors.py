@@ -240,6 +240,7 @@ def test_compare_shows_draws_that_are_not_finite():
     assert comparison.max_sd_ratio[1] == comparison.min_sd_ratio[1] == "tau"
 
 
+@pytest.mark.slow
 def test_reference_by_nuts_is_stored_and_read_bit_for_bit(tmp_path: Path):
     first = reference("eight_schools", tmp_path, **LENGTHS)
     (path,) = tmp_path.iterdir()

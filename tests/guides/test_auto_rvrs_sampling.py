@@ -18,7 +18,7 @@ EXACT = stats.gamma(0.5, scale=0.5)
 
 @pytest.fixture(scope="module")
 def trained():
-    guide = rvrs.AutoRVRS(rate, target_acceptance=0.03)
+    guide = rvrs.AutoRVRS(rate, target_acceptance=0.03, epsilon=1e-6)
     return guide, svi_of(rate, guide, 3e-2).run(
         jax.random.key(0), 1500, ZERO, progress_bar=False
     ).params
@@ -78,9 +78,10 @@ def test_median_and_quantiles_are_those_of_the_posterior(trained):
 def test_a_fresh_guide_with_saved_parameters_gives_the_same_draws(trained, draws):
     _, params = trained
     saved = {name: np.asarray(value) for name, value in params.items()}
-    fresh = rvrs.AutoRVRS(rate, target_acceptance=0.03)
+    fresh = rvrs.AutoRVRS(rate, target_acceptance=0.03, epsilon=1e-6)
     again = fresh.sample_posterior(jax.random.key(1), saved, ZERO, sample_shape=(4000,))
-    np.testing.assert_array_equal(again["rate"], draws["rate"])
+    # Two programs may round differently.
+    np.testing.assert_allclose(again["rate"], draws["rate"], rtol=1e-5)
 
 
 def test_weights_of_draws_are_those_of_the_model_and_the_proposal(trained):
@@ -138,16 +139,15 @@ def test_a_closed_form_is_refused(trained):
 @pytest.mark.parametrize(
     "proposal",
     [
-        "mvn",
-        "low_rank",
-        rvrs.proposals.low_rank_normal(1),
-        rvrs.proposals.coupling_flow(),
-        "AutoDiagonalNormal",
-        "AutoMultivariateNormal",
-        "AutoLowRankMultivariateNormal",
-        "AutoIAFNormal",
+        pytest.param("low_rank", id="low_rank"),
+        pytest.param("AutoMultivariateNormal", id="full"),
+        pytest.param("mvn", id="mvn", marks=pytest.mark.slow),
+        pytest.param(rvrs.proposals.low_rank_normal(1), id="rank one", marks=pytest.mark.slow),
+        pytest.param(rvrs.proposals.coupling_flow(), id="flow", marks=pytest.mark.slow),
+        pytest.param("AutoDiagonalNormal", id="diagonal", marks=pytest.mark.slow),
+        pytest.param("AutoLowRankMultivariateNormal", id="low rank", marks=pytest.mark.slow),
+        pytest.param("AutoIAFNormal", id="iaf", marks=pytest.mark.slow),
     ],
-    ids=["mvn", "low_rank", "rank one", "flow", "diagonal", "full", "low rank", "iaf"],
 )
 def test_every_proposal_trains_and_samples(proposal):
     if isinstance(proposal, str) and proposal.startswith("Auto"):

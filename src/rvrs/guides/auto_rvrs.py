@@ -164,7 +164,7 @@ class AutoRVRS(ModelTarget):
             if theta:
                 # Its gradient too has to cancel the one of the model that SVI runs on the draw.
                 log_joint = self._log_joint(arguments, theta, z)
-            numpyro.factor(f"{self.prefix}_factor", log_joint - surrogate)
+            numpyro.factor(f"{self.prefix}_surrogate", log_joint - surrogate)
             return self._emit(arguments, theta, z)
 
     def sample_posterior(
