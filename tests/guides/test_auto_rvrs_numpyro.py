@@ -172,6 +172,7 @@ def test_runs_can_be_mapped_over_seeds_and_the_guide_used_afterwards():
     assert_same(one, jax.tree.map(lambda leaf: leaf[1], many), rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_two_guides_with_different_prefixes_stand_side_by_side():
     parts = [
         lambda: numpyro.sample("a", dist.Gamma(2.0, 3.0)),
