@@ -1,6 +1,8 @@
 """rvrs.fit on models with exact answers, and what users do with its result."""
 
 import dataclasses
+import re
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -279,6 +281,10 @@ def bad(match, error=ValueError, model=regression, args=(X, Y), **options):
     ("match", "error", "model", "args", "options"),
     [
         bad("rng_key must be", rng_key=0),
+        bad("rng_key must be one", rng_key=jax.random.split(jax.random.key(0), 3)),
+        bad("does not exist", FileNotFoundError, checkpoint="no-such-folder/fit.npz"),
+        bad("is a folder", checkpoint="."),
+        bad("target_acceptance must be a number in (0, 1]", target_acceptance=float("nan")),
         bad("model must be a NumPyro model", model=3),
         bad("num_steps must be a whole number", num_steps=0),
         bad("num_evaluation_draws must be", num_evaluation_draws=1.5),
@@ -298,7 +304,7 @@ def bad(match, error=ValueError, model=regression, args=(X, Y), **options):
 )
 def test_bad_arguments_are_named_before_any_work(match, error, model, args, options):
     options = SHORT | {"rng_key": jax.random.key(0)} | options
-    with pytest.raises(error, match=match):
+    with pytest.raises(error, match=re.escape(match)):
         rvrs.fit(options.pop("rng_key"), model, *args, **options)
 
 
@@ -306,6 +312,30 @@ def test_nan_in_the_data_of_a_known_model_is_named(fit):
     # The structure of the model is known by now, so this is found by the search for a start.
     with pytest.raises(ValueError, match=r"NaN or infinities in the arguments \[0\]\[1\]"):
         rvrs.fit(jax.random.key(0), regression, X, Y * np.nan, target_acceptance=0.3, **SHORT)
+
+
+def test_without_arviz_nothing_is_trained_in_vain(monkeypatch):
+    monkeypatch.setitem(sys.modules, "arviz", None)
+    monkeypatch.setattr(fitting.running, "start", lambda *_, **__: pytest.fail("it started"))
+    with pytest.raises(ImportError, match=r"rvrs\[arviz\]"):
+        rvrs.fit(jax.random.key(0), regression, X, Y, **SHORT)
+
+
+def test_arguments_of_the_result_are_checked(fit, tmp_path):
+    with pytest.raises(ValueError, match="num_samples must be"):
+        fit.sample(jax.random.key(0), 0)
+    with pytest.raises(ValueError, match="rng_key must be"):
+        fit.sample(0, 10)
+    with pytest.raises(ValueError, match="num_samples must be"):
+        fit.to_arviz(num_samples="many")
+    fit.save(tmp_path / "fit.npz")
+    with pytest.raises(ValueError, match="guide was built for another model"):
+        rvrs.load(tmp_path / "fit.npz", regression, X, Y, guide=rvrs.AutoRVRS(other_regression))
+
+
+def test_a_tiny_acceptance_stays_above_the_guardrail():
+    guide = fitting._cached_guide(regression, "mvn", 1e-7)
+    assert guide.settings.epsilon < 1e-9
 
 
 def test_the_defaults_are_the_documented_ones():

@@ -11,6 +11,8 @@ ROOT = Path(rvrs.__file__).parent
 LAYERS = [
     "rvrs",
     "rvrs.cli",
+    "rvrs.demo",
+    "rvrs.terminal",
     "rvrs.model_file",
     "rvrs.bench",
     "rvrs.experiments",

@@ -1,11 +1,11 @@
 """The ``rvrs`` command: ``rvrs fit``, ``rvrs demo`` and ``rvrs bench``.
 
-Everything heavy is imported inside the commands, so that ``rvrs --help`` is quick.
+What the extra ``rvrs[cli]`` installs is imported inside the commands, after a check that it is
+there.
 """
 
 import math
 import sys
-import tempfile
 import traceback
 import warnings
 import zipfile
@@ -16,16 +16,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
+from rvrs import terminal
+
 if TYPE_CHECKING:
-    import jax
     import numpy as np
     import typer
     from rich.console import Console
-    from rich.progress import Progress, TaskID
-    from rich.table import Table
 
     from rvrs import result
-    from rvrs.experiments import breast_cancer, funnel
     from rvrs.model_file import ModelArguments
 
 # What the extra ``rvrs[cli]`` installs.
@@ -151,11 +149,13 @@ def _application() -> "typer.Typer":
         With --example funnel: fit a funnel with mean-field and RVRS, and draw Figure 1 of the
         paper.
         """
-        _check_writable("rvrs demo", out)
+        from rvrs import demo as demonstrations
+
+        terminal.check_writable("rvrs demo", out)
         if example == "funnel":
-            _demo_funnel(out, seed, steps)
+            demonstrations.run_funnel(out, seed, steps)
         else:
-            _demo_breast_cancer(out, seed, steps)
+            demonstrations.run_breast_cancer(out, seed, steps)
 
     @application.command()
     def bench() -> None:
@@ -165,72 +165,6 @@ def _application() -> "typer.Typer":
         bench.main()
 
     return application
-
-
-def _check_writable(command: str, directory: Path) -> None:
-    """Make the directory and leave with one line if files cannot be written there."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory):
-            pass
-    except FileExistsError:
-        sys.exit(f"{command}: --out {directory} is a file; name a directory.")
-    except OSError as error:
-        sys.exit(f"{command}: cannot write to --out {directory}: {error.strerror}.")
-
-
-def _say(console: "Console", text: str) -> None:
-    """Print text that is to be copied, such as paths: neither wrapped nor coloured."""
-    console.print(text, soft_wrap=True, highlight=False, markup=False)
-
-
-@contextmanager
-def _progress(console: "Console") -> Iterator["Progress"]:
-    """Bars with the time that has passed and a status."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=10),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[status]}"),
-    )
-    with Progress(*columns, console=console) as progress:
-        yield progress
-
-
-def _reporter(progress: "Progress", task: "TaskID", num_steps: int) -> Callable[[int, Any], None]:
-    """A callback of ``rvrs.fit`` that moves a bar."""
-
-    def report(steps: int, info: Any) -> None:
-        status = _status(info)
-        if steps == num_steps:
-            status += "  evaluating"
-        progress.update(task, completed=steps, status=status)
-
-    return report
-
-
-def _status(info: Any) -> str:
-    """ELBO and acceptance as means over the latest steps, and the latest T."""
-    import numpy as np
-
-    elbo = np.asarray(info.elbo, float)
-    # A step that was skipped has none.
-    elbo = elbo[np.isfinite(elbo)]
-    mean = f"{elbo.mean():.3f}" if elbo.size else "unknown"
-    accept, threshold = float(info.acceptance.mean()), float(info.threshold[-1])
-    return f"ELBO {mean}  accept {accept:.3f}  T {threshold:.2f}"
-
-
-# rvrs fit
 
 
 class _FitOptions(NamedTuple):
@@ -248,7 +182,7 @@ class _FitOptions(NamedTuple):
 
 def _fit(options: _FitOptions, show_traceback: bool) -> None:
     """Everything that can be checked is checked before the long work."""
-    _check_writable("rvrs fit", options.out)
+    terminal.check_writable("rvrs fit", options.out)
     stored = options.out / "fit.npz"
     if options.resume and not stored.is_file():
         sys.exit(f"rvrs fit: there is nothing to resume: no {stored}; leave out --resume.")
@@ -266,7 +200,7 @@ def _fit(options: _FitOptions, show_traceback: bool) -> None:
         if show_traceback:
             traceback.print_exc()
         sys.exit(f"rvrs fit: {error}")
-    _say(console, _describe_call(options, arguments))
+    terminal.say(console, _describe_call(options, arguments))
     try:
         with _collected_warnings() as messages:
             fit = _run_fit(console, options, model, arguments, stored)
@@ -287,16 +221,16 @@ def _fit(options: _FitOptions, show_traceback: bool) -> None:
         sys.exit(
             f"rvrs fit: {model_file.describe(error, options.model_file)}; --traceback shows where."
         )
-    _say(console, f"\n{summary}\n")
+    terminal.say(console, f"\n{summary}\n")
     # The fit's own warnings are in its summary.
     for message in messages:
         if message not in fit.warnings:
-            _say(console, f"WARNING: {message}")
+            terminal.say(console, f"WARNING: {message}")
     (options.out / "summary.txt").write_text(f"{summary}\n", encoding="utf-8")
     _write_arrays(options.out / "posterior.npz", draws)
     figure.savefig(options.out / "fit.png", dpi=150)
     names = "fit.npz, summary.txt, posterior.npz, fit.png"
-    _say(console, f"Results in {options.out}: {names}")
+    terminal.say(console, f"Results in {options.out}: {names}")
 
 
 def _describe_call(options: _FitOptions, arguments: "ModelArguments") -> str:
@@ -321,7 +255,7 @@ def _run_fit(
     from rvrs import fitting
 
     num_steps = fitting.NUM_STEPS if options.steps is None else options.steps
-    with _progress(console) as progress:
+    with terminal.progress(console) as progress:
         task = progress.add_task("RVRS", total=num_steps, status="compiling and warming up")
         return fitting.fit(
             jax.random.key(options.seed),
@@ -332,7 +266,7 @@ def _run_fit(
             target_acceptance=options.target_acceptance,
             num_steps=num_steps,
             progress=False,
-            callback=_reporter(progress, task, num_steps),
+            callback=terminal.reporter(progress, task, num_steps),
             checkpoint=stored,
             resume=stored if options.resume else None,
         )
@@ -382,145 +316,3 @@ def _write_arrays(path: Path, arrays: dict[str, "np.ndarray"]) -> None:
             with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, array, allow_pickle=False)
     part.replace(path)
-
-
-# rvrs demo
-
-
-def _demo_breast_cancer(out: Path, seed: int, steps: int | None) -> None:
-    import jax
-    from rich.console import Console
-
-    from rvrs.experiments import breast_cancer
-
-    console = Console()
-    num_steps = breast_cancer.NUM_STEPS if steps is None else steps
-    try:
-        dataset = breast_cancer.load()
-    except ImportError as error:
-        sys.exit(f"rvrs demo: {error}")
-    _say(
-        console,
-        f"Logistic regression, {len(dataset.covariates)} patients, "
-        f"{dataset.covariates.shape[1]} coefficients",
-    )
-    reference_key, *keys = jax.random.split(jax.random.key(seed), 1 + len(breast_cancer.METHODS))
-    fits = []
-    with _progress(console) as progress:
-        task = progress.add_task("NUTS", total=1, status="reference")
-        reference = breast_cancer.reference(reference_key, dataset)
-        progress.update(task, completed=1)
-        for key, method in zip(keys, breast_cancer.METHODS, strict=True):
-            task = progress.add_task(method.name, total=num_steps, status="compiling")
-            report = _reporter(progress, task, num_steps)
-            found = breast_cancer.fit(key, method, dataset, num_steps=num_steps, callback=report)
-            progress.update(task, status=f"ELBO {found.fit.elbo:.3f}")
-            fits.append(found)
-    console.print(_comparison_table(fits, reference))
-    for found in fits:
-        for warning in found.fit.warnings:
-            # What is wrong; what to do about it is the table's message.
-            _say(console, f"rvrs.fit warns of {found.name}: {warning.split(':')[0]}.")
-    path = out / "breast-cancer.png"
-    breast_cancer.plot(fits, reference, dataset, path)
-    _say(console, f"Marginals: {path}")
-
-
-def _comparison_table(
-    fits: "list[breast_cancer.MethodFit]", reference: "breast_cancer.Reference"
-) -> "Table":
-    from rich import box
-    from rich.table import Table
-
-    from rvrs.experiments import breast_cancer
-
-    # Without lines between the columns it fits into 80 characters.
-    table = Table(
-        title="Logistic regression on breast cancer",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        show_edge=False,
-    )
-    table.add_column("method", no_wrap=True)
-    headings = (
-        *("ELBO", "std.\nerror", "log\nevidence", "accep-\ntance", "k-hat", "mean\nerror¹"),
-        *("sd\nratio²", "sec-\nonds³"),
-    )
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.caption = (
-        "¹ largest error of a posterior mean, in standard deviations of NUTS\n"
-        "² least and largest standard deviation over that of NUTS\n"
-        "³ including compilation"
-    )
-    for name, fit, draws in fits:
-        comparison = breast_cancer.compare(draws, reference)
-        table.add_row(
-            name,
-            f"{fit.elbo:.3f}",
-            f"{fit.elbo_error:.3f}",
-            f"{fit.log_evidence:.2f}",
-            f"{fit.acceptance:.3f}",
-            f"{fit.khat:.2f}",
-            f"{comparison.mean_error:.2f}",
-            f"{comparison.min_sd_ratio:.2f}-{comparison.max_sd_ratio:.2f}",
-            f"{fit.seconds:.0f}",
-        )
-    table.add_row("NUTS", *[""] * (len(headings) - 1), f"{reference.seconds:.0f}")
-    return table
-
-
-def _demo_funnel(out: Path, seed: int, steps: int | None) -> None:
-    import jax
-    from rich.console import Console
-
-    from rvrs.experiments import funnel
-
-    console = Console()
-    num_steps = funnel.NUM_STEPS if steps is None else steps
-    fits = _fit_funnels(console, jax.random.key(seed), num_steps)
-    console.print(_funnel_table(fits))
-    path = out / "funnel.png"
-    funnel.plot(fits, path)
-    _say(console, f"Figure 1: {path}")
-
-
-def _fit_funnels(console: "Console", rng_key: "jax.Array", num_steps: int) -> list["funnel.Fit"]:
-    from rvrs.experiments import funnel
-
-    fits = []
-    with _progress(console) as progress:
-        for target_acceptance in funnel.TARGET_ACCEPTANCES:
-            name = funnel.method_name(target_acceptance)
-            task = progress.add_task(name, total=num_steps, status="compiling")
-            report = _reporter(progress, task, num_steps)
-            fits.append(
-                funnel.fit(
-                    rng_key,
-                    target_acceptance,
-                    num_steps=num_steps,
-                    callback=lambda steps, _state, info, report=report: report(steps, info),
-                )
-            )
-            progress.update(task, status=f"ELBO {fits[-1].elbo:.3f}")
-    return fits
-
-
-def _funnel_table(fits: "list[funnel.Fit]") -> "Table":
-    from rich.table import Table
-
-    table = Table(title="Figure 1: funnel, best possible ELBO 0")
-    table.add_column("method")
-    for heading in ("ELBO", "std. error", "acceptance", "T", "seconds*"):
-        table.add_column(heading, justify="right")
-    table.caption = "* of training, including compilation"
-    for fit in fits:
-        table.add_row(
-            fit.name,
-            f"{fit.elbo:.4f}",
-            f"{fit.elbo_error:.4f}",
-            f"{fit.acceptance:.4f}",
-            f"{fit.threshold:.2f}",
-            f"{fit.seconds:.1f}",
-        )
-    return table

@@ -50,8 +50,7 @@ def calibration_weights(
     num_draws: int = _CALIBRATION_DRAWS,
 ) -> jax.Array:
     """Log weights ``(n, B)`` of fresh proposals, enough of them to solve for T."""
-    wanted = min(num_draws / settings.target_acceptance, _MOST_CALIBRATION_PROPOSALS)
-    return _fresh_weights(rng_key, problem, targets, math.ceil(wanted))
+    return _fresh_weights(rng_key, problem, targets, _num_calibration(settings, num_draws))
 
 
 def evaluation_weights(
@@ -62,9 +61,8 @@ def evaluation_weights(
     return _fresh_weights(rng_key, problem, targets, wanted + _num_calibration(settings))
 
 
-def _num_calibration(settings: Settings) -> int:
-    wanted = min(_CALIBRATION_DRAWS / settings.target_acceptance, _MOST_CALIBRATION_PROPOSALS)
-    return math.ceil(wanted)
+def _num_calibration(settings: Settings, num_draws: int = _CALIBRATION_DRAWS) -> int:
+    return math.ceil(min(num_draws / settings.target_acceptance, _MOST_CALIBRATION_PROPOSALS))
 
 
 def _fresh_weights(rng_key: PRNGKey, problem: Problem, targets: Targets, wanted: int) -> jax.Array:
@@ -111,8 +109,7 @@ def _evaluate_weights(
     t = solve_threshold(first[:, None], settings)
     estimates = evidence.from_log_weights(lw[:, None], t, epsilon=settings.epsilon)
     a = acceptance.evaluate(lw, t, settings.epsilon)
-    uniform = jax.random.uniform(rng_key, lw.shape, lw.dtype)
-    accepted = jnp.log(uniform) <= a.log_probability
+    accepted = rejection.accept(rng_key, jnp.exp(a.log_probability))
     return jax.tree.map(lambda leaf: leaf[0], estimates), a.log_ratio, accepted
 
 

@@ -102,6 +102,10 @@ def fit(
     _check(rng_key, model, num_steps, num_evaluation_draws, progress, callback)
     if guide is not None:
         _check_guide(guide, model, proposal, target_acceptance)
+    # What the end needs is asked for at the beginning.
+    diagnostics.arviz()
+    if checkpoint is not None:
+        storage.check_writable(checkpoint)
     guide, name = _guide(model, guide, proposal, target_acceptance, arguments)
     plan = {
         "proposal": name,
@@ -145,7 +149,9 @@ def load(
             f"{path} holds a fit that is not finished; go on with "
             f"rvrs.fit(..., resume={str(path)!r})."
         )
-    if guide is None and header["proposal"] not in _WORDS:
+    if guide is not None:
+        _check_guide(guide, model, "auto", _TARGET_ACCEPTANCE)
+    elif header["proposal"] not in _WORDS:
         raise ValueError(
             f"{path} holds a fit with a proposal of your own ({header['proposal']}); pass a guide "
             "built alike: rvrs.load(..., guide=rvrs.AutoRVRS(model, proposal=...))."
@@ -181,12 +187,7 @@ def _check(
     progress: Any,
     callback: Any,
 ) -> None:
-    try:
-        jax.random.key_data(rng_key)
-    except TypeError:
-        raise ValueError(
-            f"rng_key must be a JAX random key, e.g. jax.random.key(0), got {rng_key!r}."
-        ) from None
+    checks.check_key("rng_key", rng_key)
     if not callable(model):
         raise ValueError(f"model must be a NumPyro model (a function), got {model!r}.")
     checks.check_count("num_steps", num_steps)
@@ -263,7 +264,10 @@ def _known_guide(
 def _cached_guide(
     model: Callable, proposal: Proposal | str, target_acceptance: float, *_: Any
 ) -> AutoRVRS:
-    epsilon = 0.0 if target_acceptance == 1 else _EPSILON
+    checks.check_target_acceptance(target_acceptance, epsilon=0)
+    # Where everything is accepted there is nothing to guard, and a tiny acceptance has to remain
+    # far above the guardrail.
+    epsilon = 0.0 if target_acceptance == 1 else min(_EPSILON, target_acceptance / 1000)
     return AutoRVRS(model, proposal=proposal, target_acceptance=target_acceptance, epsilon=epsilon)
 
 
@@ -296,7 +300,6 @@ def _refuse_differences(
     for part, description in present.items():
         was = stored.get(part)
         if isinstance(description, dict) and isinstance(was, dict):
-            # Through JSON, so that e.g. tuples and lists are alike.
             found += [f"{part}: {name}" for name in storage.differences(was, description)]
         elif was != description:
             found.append(f"{part} ({was!r} there, {description!r} here)")

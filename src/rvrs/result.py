@@ -13,7 +13,7 @@ from rvrs.core import arguments as checks
 from rvrs.core.problem import PRNGKey
 from rvrs.guides import AutoRVRS
 from rvrs.guides._numpyro import Arguments
-from rvrs.guides.auto_rvrs import PosteriorDraws
+from rvrs.guides._target import PosteriorDraws
 from rvrs.storage import Checkpoint, write
 
 if TYPE_CHECKING:
@@ -90,6 +90,7 @@ class Fit:
             closer to the posterior where ``khat`` is low; some of them then appear twice, and
             ``ess`` tells how many of ``num_draws`` count.
         """
+        checks.check_key("rng_key", rng_key)
         checks.check_count("num_samples", num_samples)
         args, kwargs = self.arguments
         if not resample:

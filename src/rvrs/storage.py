@@ -57,9 +57,7 @@ def write(path: str | PathLike[str], checkpoint: Checkpoint) -> None:
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     except FileNotFoundError:
-        raise FileNotFoundError(
-            f"cannot write {path}: the folder {path.parent} does not exist."
-        ) from None
+        raise _no_folder(path) from None
     try:
         with os.fdopen(handle, "wb") as file:
             np.savez(file, allow_pickle=False, **{_HEADER: text}, **checkpoint.arrays)
@@ -73,6 +71,24 @@ def write(path: str | PathLike[str], checkpoint: Checkpoint) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def check_writable(path: str | PathLike[str]) -> None:
+    """Refuse a path that :func:`write` could not write to."""
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder; name a file in it.")
+    if not path.parent.is_dir():
+        raise _no_folder(path)
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise type(error)(f"cannot write {path}: {error.strerror}.") from None
+
+
+def _no_folder(path: Path) -> FileNotFoundError:
+    return FileNotFoundError(f"cannot write {path}: the folder {path.parent} does not exist.")
 
 
 def read(path: str | PathLike[str]) -> Checkpoint:

@@ -4,6 +4,8 @@ import math
 from collections.abc import Collection
 from typing import Any
 
+import jax
+
 
 def check_target_acceptance(target_acceptance: Any, epsilon: float) -> None:
     """``epsilon < target_acceptance <= 1``."""
@@ -66,6 +68,24 @@ def check_count(name: str, value: Any) -> None:
     """A whole number from 1 up."""
     if not _is_integer(value) or value < 1:
         raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}.")
+
+
+def check_key(name: str, value: Any) -> None:
+    """One random key, of the typed or of the old kind."""
+    try:
+        one = jax.random.split(value).shape[0] == 2
+    except (TypeError, ValueError, IndexError):
+        one = False
+    if not one:
+        raise ValueError(
+            f"{name} must be one JAX random key, e.g. jax.random.key(0), got {value!r}."
+        )
+
+
+def check_shape(name: str, value: Any) -> None:
+    """A tuple of whole numbers from 1 up, possibly empty."""
+    if not isinstance(value, tuple) or not all(_is_integer(n) and n >= 1 for n in value):
+        raise ValueError(f"{name} must be a tuple such as () or (1000,), got {value!r}.")
 
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:

@@ -238,10 +238,15 @@ def _propose(
     log_weight = log_weights(problem, targets, noise)
     acceptance = evaluate(log_weight, threshold[None], epsilon)
     a_e = jnp.exp(acceptance.log_probability)
-    accepted = _uniform(accept_key, shape, a_e.dtype) <= a_e
+    accepted = accept(accept_key, a_e)
     # T of infinity, where everything is accepted, has no finite origin; nothing needs one there.
     ratio = jnp.where(a_e > 0, acceptance.log_ratio + jnp.nan_to_num(threshold, posinf=0.0), 0.0)
     return _Block(noise, log_weight, accepted, a_e, a_e * acceptance.c, ratio)
+
+
+def accept(rng_key: PRNGKey, probability: Float[Array, "*shape"]) -> Bool[Array, "*shape"]:
+    """Whether each of some proposals is accepted; never at probability 0, always at 1."""
+    return _uniform(rng_key, probability.shape, probability.dtype) <= probability
 
 
 def _uniform(rng_key: PRNGKey, shape: tuple[int, ...], dtype: jnp.dtype) -> Float[Array, "*shape"]:

@@ -1,20 +1,25 @@
 """What a guide over all latent variables does: the core's algorithms on a NumPyro model."""
 
+import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import Tracer
 from numpyro import handlers
 from numpyro.infer.autoguide import AutoContinuous
 
 from rvrs import engine
+from rvrs.core import arguments as checks
 from rvrs.core import rejection, threshold
 from rvrs.core.acceptance import evaluate
 from rvrs.core.objectives import elbo_surrogate
 from rvrs.core.problem import PRNGKey, Problem, PyTree, Targets, log_weights
 from rvrs.core.threshold import ThresholdState
+from rvrs.engine import Evaluation, Evidence
 from rvrs.guides import _numpyro
 from rvrs.guides._numpyro import Arguments
 from rvrs.guides._program import Programs
@@ -43,8 +48,9 @@ class PosteriorDraws(NamedTuple):
 class ModelTarget(AutoContinuous):
     """The posterior of a model as the core's one target (B = 1).
 
-    Methods take the parameters of the proposal (phi) and of the model (theta), and the model's
-    arguments, and are pure, so that they can be compiled and differentiated.
+    The first methods take parameters by the names of their sites and the model's arguments, and
+    run compiled. The others are the pure functions behind them, and those of training: of the
+    parameters of the proposal (phi) and of the model (theta), and the model's arguments.
     """
 
     proposal: GuideProposal
@@ -57,6 +63,102 @@ class ModelTarget(AutoContinuous):
     def latent_names(self) -> list[str]:
         """The model's latent sites."""
         return list(self._unpack_latent(self._init_latent))
+
+    def draw_latent(
+        self,
+        rng_key: PRNGKey,
+        params: dict[str, Any],
+        *args: Any,
+        num_samples: int,
+        **kwargs: Any,
+    ) -> PosteriorDraws:
+        """Draws from ``r`` in the flat unconstrained space, with their weights."""
+        checks.check_count("num_samples", num_samples)
+        arguments = self.prepare(params, args, kwargs)
+        draws = self.programs.call(self._draw_latent, (num_samples,), (rng_key, params), arguments)
+        if not isinstance(draws.complete, Tracer) and not bool(jnp.all(draws.complete)):
+            warnings.warn(
+                f"{int(jnp.sum(~draws.complete))} of {num_samples} draws are NaN: max_proposals "
+                "was hit. The density may be non-finite over most of the proposal; check the "
+                "model, or raise max_proposals.",
+                stacklevel=3,
+            )
+        return draws
+
+    def propose_latent(
+        self,
+        rng_key: PRNGKey,
+        params: dict[str, Any],
+        *args: Any,
+        num_samples: int,
+        **kwargs: Any,
+    ) -> jax.Array:
+        """Draws ``(n, d)`` from the proposal itself, before rejection."""
+        self.prepare(params, args, kwargs)
+        parameters, _ = self.split(params)
+        family = self.proposal.family
+        noise = family.sample_noise(rng_key, (num_samples,), parameters)
+        return jax.vmap(family.propose, in_axes=(None, 0))(parameters, noise)[0]
+
+    def constrain(
+        self, params: dict[str, Any], latent: jax.Array, *args: Any, **kwargs: Any
+    ) -> dict[str, jax.Array]:
+        """Latent and deterministic sites of the model at flat unconstrained draws ``(n, d)``."""
+        arguments = self.prepare(params, args, kwargs)
+        return self.programs.call(self._constrain_all, (), (params, latent), arguments)
+
+    def evaluate(
+        self,
+        rng_key: PRNGKey,
+        params: dict[str, Any],
+        *args: Any,
+        num_draws: int = 100_000,
+        **kwargs: Any,
+    ) -> Evidence:
+        """ELBO, log Z and log evidence with standard errors, T solved from the parameters.
+
+        Makes as many proposals as give ``num_draws`` draws on average.
+        """
+        return self.assess(rng_key, params, *args, num_draws=num_draws, **kwargs).evidence
+
+    def assess(
+        self,
+        rng_key: PRNGKey,
+        params: dict[str, Any],
+        *args: Any,
+        num_draws: int = 100_000,
+        **kwargs: Any,
+    ) -> Evaluation:
+        """The same with the weights of the draws, which diagnostics are made of."""
+        checks.check_count("num_draws", num_draws)
+        arguments = self.prepare(params, args, kwargs)
+        proposal_key, accept_key = jax.random.split(rng_key)
+        static, dynamic = (num_draws,), (proposal_key, params)
+        lw = self.programs.call(self._log_weights, static, dynamic, arguments)
+        return engine.evaluate_weights(accept_key, lw, self.settings)
+
+    def prepare(self, params: dict[str, Any], args: tuple, kwargs: dict) -> Arguments:
+        """Check the arguments of a call that comes with parameters."""
+        try:
+            inspect.signature(self.model).bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(
+                "AutoRVRS needs the model's arguments, data included, after the parameters: "
+                f"{error}."
+            ) from None
+        if self.prototype_trace is None:
+            with handlers.seed(rng_seed=0), handlers.block():
+                self._setup_prototype(*args, **kwargs)
+        trace: Any = self.prototype_trace
+        names = _numpyro.parameter_names(self.proposal.register, self._init_latent)
+        names += [name for name, site in trace.items() if site["type"] == "param"]
+        for name in names:
+            if name not in params:
+                raise ValueError(
+                    f"params has no {name!r}: it does not belong to this guide and model; pass "
+                    "svi_result.params of a run with this guide."
+                )
+        return args, kwargs
 
     def with_log_density(
         self,

@@ -1,14 +1,13 @@
 """AutoRVRS: a NumPyro guide that sculpts its proposal by rejection."""
 
-import inspect
 import math
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax.core import Tracer
@@ -17,16 +16,14 @@ from numpyro.infer.autoguide import AutoContinuous
 from numpyro.infer.initialization import init_to_uniform
 from numpyro.primitives import mutable
 
-from rvrs import engine
 from rvrs.core import arguments as checks
 from rvrs.core.objectives import Estimator, ModelGradient
 from rvrs.core.problem import PRNGKey, PyTree
-from rvrs.engine import Evaluation, Evidence
 from rvrs.guides import _numpyro
 from rvrs.guides._numpyro import Arguments
 from rvrs.guides._program import Programs
 from rvrs.guides._proposal import guide_proposal
-from rvrs.guides._target import ModelTarget, PosteriorDraws
+from rvrs.guides._target import ModelTarget
 from rvrs.proposals import Proposal
 from rvrs.settings import Settings, default_max_proposals
 
@@ -139,8 +136,6 @@ class AutoRVRS(ModelTarget):
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"programs": Programs()}
 
-    # What NumPyro calls
-
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, jax.Array]:
         """One draw from ``r`` at the latent sites, and the factor that completes the loss."""
         arguments = (args, kwargs)
@@ -185,6 +180,7 @@ class AutoRVRS(ModelTarget):
         *args, **kwargs
             The model's arguments, the data among them.
         """
+        checks.check_shape("sample_shape", sample_shape)
         draws = self.draw_latent(
             rng_key, params, *args, num_samples=math.prod(sample_shape), **kwargs
         )
@@ -209,10 +205,16 @@ class AutoRVRS(ModelTarget):
         Unlike other autoguides this one needs the model's arguments, since the data decide which
         proposals are accepted.
         """
+        levels = np.asarray(quantiles)
+        if not np.issubdtype(levels.dtype, np.number) or not np.all((levels >= 0) & (levels <= 1)):
+            raise ValueError(f"quantiles must be numbers between 0 and 1, got {quantiles!r}.")
+        checks.check_count("num_samples", num_samples)
         rng_key = jax.random.key(0) if rng_key is None else rng_key
         draws = self.sample_posterior(rng_key, params, *args, sample_shape=(num_samples,), **kwargs)
-        levels = jnp.asarray(quantiles)
-        return {name: jnp.quantile(draws[name], levels, axis=0) for name in self.latent_names}
+        return {
+            name: jnp.quantile(draws[name], jnp.asarray(levels, float), axis=0)
+            for name in self.latent_names
+        }
 
     def get_posterior(self, params: Any = None) -> dist.Distribution:
         """Not available: ``r`` is known by its draws."""
@@ -239,82 +241,6 @@ class AutoRVRS(ModelTarget):
         num_samples=100)(rng_key, x_new)``.
         """
         return lambda *_, **__: self(*args, **kwargs)
-
-    # What rvrs.fit asks
-
-    def draw_latent(
-        self,
-        rng_key: PRNGKey,
-        params: dict[str, Any],
-        *args: Any,
-        num_samples: int,
-        **kwargs: Any,
-    ) -> PosteriorDraws:
-        """Draws from ``r`` in the flat unconstrained space, with their weights."""
-        arguments = self.prepare(params, args, kwargs)
-        draws = self.programs.call(self._draw_latent, (num_samples,), (rng_key, params), arguments)
-        if not isinstance(draws.complete, Tracer) and not bool(jnp.all(draws.complete)):
-            warnings.warn(
-                f"{int(jnp.sum(~draws.complete))} of {num_samples} draws are NaN: max_proposals "
-                "was hit. The density may be non-finite over most of the proposal; check the "
-                "model, or raise max_proposals.",
-                stacklevel=3,
-            )
-        return draws
-
-    def propose_latent(
-        self,
-        rng_key: PRNGKey,
-        params: dict[str, Any],
-        *args: Any,
-        num_samples: int,
-        **kwargs: Any,
-    ) -> jax.Array:
-        """Draws ``(n, d)`` from the proposal itself, before rejection."""
-        self.prepare(params, args, kwargs)
-        parameters, _ = self.split(params)
-        family = self.proposal.family
-        noise = family.sample_noise(rng_key, (num_samples,), parameters)
-        return jax.vmap(family.propose, in_axes=(None, 0))(parameters, noise)[0]
-
-    def constrain(
-        self, params: dict[str, Any], latent: jax.Array, *args: Any, **kwargs: Any
-    ) -> dict[str, jax.Array]:
-        """Latent and deterministic sites of the model at flat unconstrained draws ``(n, d)``."""
-        arguments = self.prepare(params, args, kwargs)
-        return self.programs.call(self._constrain_all, (), (params, latent), arguments)
-
-    def evaluate(
-        self,
-        rng_key: PRNGKey,
-        params: dict[str, Any],
-        *args: Any,
-        num_draws: int = 100_000,
-        **kwargs: Any,
-    ) -> Evidence:
-        """ELBO, log Z and log evidence with standard errors, T solved from the parameters.
-
-        Makes as many proposals as give ``num_draws`` draws on average.
-        """
-        return self.assess(rng_key, params, *args, num_draws=num_draws, **kwargs).evidence
-
-    def assess(
-        self,
-        rng_key: PRNGKey,
-        params: dict[str, Any],
-        *args: Any,
-        num_draws: int = 100_000,
-        **kwargs: Any,
-    ) -> Evaluation:
-        """The same with the weights of the draws, which diagnostics are made of."""
-        checks.check_count("num_draws", num_draws)
-        arguments = self.prepare(params, args, kwargs)
-        proposal_key, accept_key = jax.random.split(rng_key)
-        static, dynamic = (num_draws,), (proposal_key, params)
-        lw = self.programs.call(self._log_weights, static, dynamic, arguments)
-        return engine.evaluate_weights(accept_key, lw, self.settings)
-
-    # The work
 
     @property
     def _state_name(self) -> str:
@@ -351,29 +277,6 @@ class AutoRVRS(ModelTarget):
         finally:
             if isinstance(getattr(self, "_init_latent", None), Tracer):
                 self.prototype_trace = None
-
-    def prepare(self, params: dict[str, Any], args: tuple, kwargs: dict) -> Arguments:
-        """Check the arguments of a call that comes with parameters."""
-        try:
-            inspect.signature(self.model).bind(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(
-                "AutoRVRS needs the model's arguments, data included, after the parameters: "
-                f"{error}."
-            ) from None
-        if self.prototype_trace is None:
-            with handlers.seed(rng_seed=0), handlers.block():
-                self._setup_prototype(*args, **kwargs)
-        prototype = cast(dict[str, Any], self.prototype_trace)
-        names = _numpyro.parameter_names(self.proposal.register, self._init_latent)
-        names += [name for name, site in prototype.items() if site["type"] == "param"]
-        for name in names:
-            if name not in params:
-                raise ValueError(
-                    f"params has no {name!r}: it does not belong to this guide and model; pass "
-                    "svi_result.params of a run with this guide."
-                )
-        return args, kwargs
 
     def _emit(self, arguments: Arguments, theta: PyTree, z: jax.Array) -> dict[str, jax.Array]:
         """Delta sites at the model's latent sites, with the Jacobian of the constraint."""
