@@ -5,6 +5,7 @@ from rvrs import vi as vi
 from rvrs.fitting import fit as fit
 from rvrs.fitting import load as load
 from rvrs.guides import AutoRVRS as AutoRVRS
+from rvrs.guides import AutoSemiRVRS as AutoSemiRVRS
 from rvrs.result import Fit as Fit
 
-__all__ = ["AutoRVRS", "Fit", "fit", "load", "proposals", "vi"]
+__all__ = ["AutoRVRS", "AutoSemiRVRS", "Fit", "fit", "load", "proposals", "vi"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, Literal, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -18,20 +18,21 @@ from rvrs.proposals import Proposal
 LogDensity = Callable[[PyTree], jax.Array]
 
 
-@dataclass(frozen=True)
+Sampler = Literal["exact", "budget"]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """The settings of one training, checked."""
 
-    proposal: Proposal
     target_acceptance: float
     num_samples: int
     epsilon: float
     threshold: float | None
     estimator: Estimator
-    baseline: Baseline
-    threshold_rule: Rule
+    baseline: Baseline = "leave_one_out"
+    threshold_rule: Rule = "tracking"
     max_proposals: int
-    init_scale: float
     model_gradient: ModelGradient = "unbiased"
 
     def __post_init__(self) -> None:
@@ -43,7 +44,6 @@ class Settings:
         arguments.check_num_samples(self.num_samples, self.baseline)
         arguments.check_max_proposals(self.max_proposals, self.num_samples)
         arguments.check_threshold(self.threshold)
-        arguments.check_positive("init_scale", self.init_scale)
         arguments.check_choice("model_gradient", self.model_gradient, get_args(ModelGradient))
 
     @property
@@ -58,6 +58,44 @@ class Settings:
     def block_size(self) -> int:
         """Proposals in the first block of a step."""
         return rejection.block_size(self.num_samples, self.target_acceptance)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FamilySettings(Settings):
+    """Those of a training whose proposal is one of our families."""
+
+    proposal: Proposal
+    init_scale: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        arguments.check_positive("init_scale", self.init_scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SemiSettings(Settings):
+    """Those of a training with local latent variables."""
+
+    sampler: Sampler
+    num_proposals: int | None
+    """Proposals per data point of the sampler ``"budget"``; None for the exact one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        arguments.check_choice("sampler", self.sampler, get_args(Sampler))
+        if self.sampler == "exact" and self.num_proposals is not None:
+            raise ValueError(
+                f"num_proposals={self.num_proposals!r} is for sampler='budget'; the exact sampler "
+                "makes as many proposals as it needs, up to max_proposals."
+            )
+        if self.sampler == "budget":
+            arguments.check_count("num_proposals", self.num_proposals)
+            if cast(int, self.num_proposals) < self.num_samples:
+                raise ValueError(
+                    f"num_proposals={self.num_proposals} is less than "
+                    f"num_samples={self.num_samples}, so that every point would be dropped; use "
+                    "about 2 * num_samples / target_acceptance."
+                )
 
 
 # max_proposals by default: so many times the proposals that are needed on average that an

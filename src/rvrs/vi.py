@@ -31,7 +31,7 @@ from rvrs.loop import run as run
 from rvrs.proposals import Proposal
 from rvrs.settings import (
     LogDensity,
-    Settings,
+    FamilySettings,
     check_density,
     default_max_proposals,
     named_proposal,
@@ -128,7 +128,7 @@ def as_top_level_api(
         raise ValueError(
             f"optimizer must be an optax optimizer, got {optimizer!r}; use e.g. optax.adam(1e-2)."
         )
-    settings = Settings(
+    settings = FamilySettings(
         proposal=named_proposal(proposal),
         target_acceptance=target_acceptance,
         num_samples=num_samples,
@@ -153,7 +153,7 @@ def init(
     *,
     logdensity_fn: LogDensity,
     optimizer: optax.GradientTransformation,
-    settings: Settings,
+    settings: FamilySettings,
 ) -> RVRSState:
     """The state at a proposal around ``position``, with T calibrated to it."""
     position = jax.tree.map(jnp.asarray, position)
@@ -175,7 +175,7 @@ def step(
     *,
     logdensity_fn: LogDensity,
     optimizer: optax.GradientTransformation,
-    settings: Settings,
+    settings: FamilySettings,
 ) -> tuple[RVRSState, RVRSInfo]:
     """One gradient step of the proposal and one of T."""
     problem = _problem(logdensity_fn, state.parameters, state.position, settings)
@@ -247,7 +247,7 @@ def sample(
     num_samples: int = 1,
     *,
     logdensity_fn: LogDensity,
-    settings: Settings,
+    settings: FamilySettings,
 ) -> PyTree:
     """``num_samples`` independent draws from ``r``; T is recalibrated from the parameters.
 
@@ -272,7 +272,7 @@ def evaluate(
     num_proposals: int = 100_000,
     *,
     logdensity_fn: LogDensity,
-    settings: Settings,
+    settings: FamilySettings,
 ) -> Evidence:
     """ELBO, log Z and log evidence with standard errors; T is recalibrated from the parameters."""
     arguments.check_count("num_proposals", num_proposals)
@@ -284,7 +284,7 @@ def _sample(
     rng_key: PRNGKey,
     state: RVRSState,
     logdensity_fn: LogDensity,
-    settings: Settings,
+    settings: FamilySettings,
     num_samples: int,
 ) -> tuple[PyTree, jax.Array]:
     calibration_key, draw_key = jax.random.split(rng_key)
@@ -303,7 +303,7 @@ def _evaluate(
     rng_key: PRNGKey,
     state: RVRSState,
     logdensity_fn: LogDensity,
-    settings: Settings,
+    settings: FamilySettings,
     num_proposals: int,
 ) -> Evidence:
     calibration_key, proposal_key = jax.random.split(rng_key)
@@ -320,14 +320,14 @@ def _calibration_weights(
     parameters: Any,
     position: PyTree,
     logdensity_fn: LogDensity,
-    settings: Settings,
+    settings: FamilySettings,
 ) -> jax.Array:
     problem = _problem(logdensity_fn, parameters, position, settings)
     return engine.calibration_weights(rng_key, problem, _targets(parameters), settings)
 
 
 def _problem(
-    logdensity_fn: LogDensity, parameters: Any, position: PyTree, settings: Settings
+    logdensity_fn: LogDensity, parameters: Any, position: PyTree, settings: FamilySettings
 ) -> Problem:
     _, unravel = ravel_pytree(position)
     proposal = settings.proposal

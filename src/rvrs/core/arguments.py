@@ -5,6 +5,8 @@ from collections.abc import Collection
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 
 
 def check_target_acceptance(target_acceptance: Any, epsilon: float) -> None:
@@ -86,6 +88,14 @@ def check_shape(name: str, value: Any) -> None:
     """A tuple of whole numbers from 1 up, possibly empty."""
     if not isinstance(value, tuple) or not all(_is_integer(n) and n >= 1 for n in value):
         raise ValueError(f"{name} must be a tuple such as () or (1000,), got {value!r}.")
+
+
+def check_quantiles(quantiles: Any) -> jax.Array:
+    """One number between 0 and 1, or several."""
+    levels = np.asarray(quantiles)
+    if not np.issubdtype(levels.dtype, np.number) or not np.all((levels >= 0) & (levels <= 1)):
+        raise ValueError(f"quantiles must be numbers between 0 and 1, got {quantiles!r}.")
+    return jnp.asarray(levels, float)
 
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:

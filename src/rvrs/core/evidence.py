@@ -11,7 +11,8 @@ needs to be accepted or rejected:
 
 Averaging over the accept decision in this way can only lower the variance. The standard errors
 are those of the delta method. The estimates of logarithms and of the ratio have a bias of order
-``1 / num_proposals``, far below the standard error.
+``1 / num_proposals``, far below the standard error; where many targets are added up it counts, and
+``elbo_bias`` estimates it.
 """
 
 import math
@@ -31,6 +32,8 @@ class Evidence(NamedTuple):
 
     elbo: Float[Array, " b"]
     elbo_error: Float[Array, " b"]
+    elbo_bias: Float[Array, " b"]
+    """What the finite number of proposals adds to ``elbo`` on average, to first order."""
     log_normalizer: Float[Array, " b"]
     """``log Z``, the log of the acceptance probability."""
     log_normalizer_error: Float[Array, " b"]
@@ -168,9 +171,13 @@ def _summarize(m: _Moments, threshold: Float[Array, " b"]) -> Evidence:
     # A proposal contributes g = alpha (d + 1) / mean(alpha) to the ELBO, to first order; the
     # mean of g is 1 by the choice of the centre.
     elbo_square = m.square_dd + 2 * m.square_d + m.square
+    # Second-order delta method for E[alpha A] / E[alpha] + log E[alpha].
+    variance = m.num * m.square / _at_least_tiny(m.weight**2) - 1
+    covariance = m.num * m.square_d / _at_least_tiny(m.weight**2)
     return Evidence(
         elbo=m.centre + log_normalizer,
         elbo_error=_relative_error(m.num, m.weight, elbo_square),
+        elbo_bias=-(covariance + variance / 2) / m.num,
         log_normalizer=log_normalizer,
         log_normalizer_error=_relative_error(m.num, m.weight, m.square),
         log_evidence=m.evidence_scale + jnp.log(m.evidence_weight / m.num),

@@ -32,10 +32,13 @@ class ThresholdState(NamedTuple):
     """Moving averages of what :func:`multiplier` is made of."""
 
 
-def init(threshold: Float[Array, " b"]) -> ThresholdState:
-    """The state at which :func:`adapt` starts from a given T."""
+def init(threshold: Float[Array, " b"], memory: float = 0.0) -> ThresholdState:
+    """The state at which :func:`adapt` starts from a given T.
+
+    ``memory`` is the number of steps whose proposals T was found with, if it was.
+    """
     zeros = jnp.zeros_like(threshold)
-    return ThresholdState(threshold, zeros, zeros, zeros, jnp.stack([zeros] * 4))
+    return ThresholdState(threshold, zeros + memory, zeros, zeros, jnp.stack([zeros] * 4))
 
 
 def multiplier(state: ThresholdState) -> Float[Array, " b"]:
@@ -105,7 +108,7 @@ _LONGEST_MEMORY = 1000.0
 _NEWEST = 0.05
 # drift^2 / power is 1 if all errors agree and averages 0.026 if they are pure noise.
 _DRIFTING = 0.25
-# Weight of the newest step in the moments: they then come from about a hundred steps.
+# Least weight of the newest step in the moments: they come from about a hundred steps at most.
 _NEWEST_MOMENTS = 0.01
 # T moves by this many relative errors over memory: about 1 / (d log Z / dT), which is below 1.
 _GAIN = 2.0
@@ -135,8 +138,8 @@ def adapt(
     """
     count = tally.num_proposals.astype(state.value.dtype)
     sums = jnp.stack([tally.acceptance, tally.slope, tally.ratio, tally.ratio_slope])
-    # The first step has no past to be averaged with.
-    share = jnp.where(state.moments[0] > 0, _NEWEST_MOMENTS, 1.0)
+    # The moments too are averages over the steps in memory.
+    share = jnp.maximum(1 / (state.memory + 1), _NEWEST_MOMENTS)
     state = state._replace(moments=state.moments + share * (sums - state.moments))
     if rule == "sgd":
         pairs = tally.acceptance * tally.slope - tally.cross

@@ -108,8 +108,7 @@ def constrain(
 def check_model(model: Callable, arguments: Arguments, rng_key: jax.Array, guide: str) -> None:
     """Refuse, by name, what a guide over all continuous latents with all of the data cannot do."""
     with handlers.block():
-        # Not at draws from the prior, since an improper one has none.
-        model = handlers.substitute(handlers.seed(model, rng_key), substitute_fn=init_to_feasible)
+        model = at_feasible(handlers.seed(model, rng_key))
         trace = handlers.trace(model).get_trace(*arguments[0], **arguments[1])
     latent = [s for s in trace.values() if s["type"] == "sample" and not s["is_observed"]]
     if not latent:
@@ -137,6 +136,11 @@ def check_model(model: Callable, arguments: Arguments, rng_key: jax.Array, guide
                 f"{guide}: the model has mutable state ({site['name']!r}), so that its density "
                 "changes from one evaluation to the next; use the module without it."
             )
+
+
+def at_feasible(model: Callable) -> Callable:
+    """The model at values inside the supports, whether or not its priors can be sampled."""
+    return handlers.substitute(model, substitute_fn=init_to_feasible)
 
 
 def model_parameters(trace: dict[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from rvrs.guides import _numpyro
 from rvrs.guides._numpyro import Arguments
 from rvrs.guides._program import Programs
 from rvrs.guides._proposal import GuideProposal
-from rvrs.settings import Settings
+from rvrs.settings import FamilySettings
 
 # T starts from as many proposals as give this many draws: Z is then within 3 % of its target.
 _FIRST_DRAWS = 1000
@@ -54,7 +54,7 @@ class ModelTarget(AutoContinuous):
     """
 
     proposal: GuideProposal
-    settings: Settings
+    settings: FamilySettings
     programs: Programs
     prototype_trace: Any
     _unpack_latent: Any

@@ -7,7 +7,6 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jax.core import Tracer
@@ -25,7 +24,7 @@ from rvrs.guides._program import Programs
 from rvrs.guides._proposal import guide_proposal
 from rvrs.guides._target import ModelTarget
 from rvrs.proposals import Proposal
-from rvrs.settings import Settings, default_max_proposals
+from rvrs.settings import FamilySettings, default_max_proposals
 
 
 class AutoRVRS(ModelTarget):
@@ -117,7 +116,7 @@ class AutoRVRS(ModelTarget):
         if not isinstance(prefix, str) or not prefix:
             raise ValueError(f"prefix must be a word, got {prefix!r}.")
         self.proposal = guide_proposal(proposal, model, prefix, init_scale)
-        self.settings = Settings(
+        self.settings = FamilySettings(
             proposal=self.proposal.family,
             target_acceptance=target_acceptance,
             num_samples=num_samples,
@@ -205,14 +204,12 @@ class AutoRVRS(ModelTarget):
         Unlike other autoguides this one needs the model's arguments, since the data decide which
         proposals are accepted.
         """
-        levels = np.asarray(quantiles)
-        if not np.issubdtype(levels.dtype, np.number) or not np.all((levels >= 0) & (levels <= 1)):
-            raise ValueError(f"quantiles must be numbers between 0 and 1, got {quantiles!r}.")
+        levels = checks.check_quantiles(quantiles)
         checks.check_count("num_samples", num_samples)
         rng_key = jax.random.key(0) if rng_key is None else rng_key
         draws = self.sample_posterior(rng_key, params, *args, sample_shape=(num_samples,), **kwargs)
         return {
-            name: jnp.quantile(draws[name], jnp.asarray(levels, float), axis=0)
+            name: jnp.quantile(draws[name], levels, axis=0)
             for name in self.latent_names
         }
 
