@@ -7,5 +7,6 @@ from rvrs.fitting import load as load
 from rvrs.guides import AutoRVRS as AutoRVRS
 from rvrs.guides import AutoSemiRVRS as AutoSemiRVRS
 from rvrs.result import Fit as Fit
+from rvrs.semi_result import SemiFit as SemiFit
 
-__all__ = ["AutoRVRS", "AutoSemiRVRS", "Fit", "fit", "load", "proposals", "vi"]
+__all__ = ["AutoRVRS", "AutoSemiRVRS", "Fit", "SemiFit", "fit", "load", "proposals", "vi"]

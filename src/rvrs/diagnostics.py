@@ -106,3 +106,16 @@ def arviz() -> Any:
             "pip install 'rvrs[arviz]'"
         ) from error
     return arviz
+
+
+def table(draws: dict[str, np.ndarray]) -> list[str]:
+    """Lines with moments and quantiles of every coordinate of sites, from draws."""
+    lines = [f"{'site':<24}{'mean':>12}{'sd':>12}{'5 %':>12}{'median':>12}{'95 %':>12}"]
+    for name, value in draws.items():
+        flat = np.asarray(value, float).reshape(len(value), -1)
+        for index, column in enumerate(flat.T):
+            place = ",".join(str(i) for i in np.unravel_index(index, value.shape[1:]))
+            label = name if flat.shape[1] == 1 else f"{name}[{place}]"
+            figures = [column.mean(), column.std(), *np.quantile(column, [0.05, 0.5, 0.95])]
+            lines.append(f"{label:<24}" + "".join(f"{figure:>12.4g}" for figure in figures))
+    return lines

@@ -6,22 +6,23 @@ import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from os import PathLike
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from numpyro import handlers
 
-from rvrs import diagnostics, storage
+from rvrs import diagnostics, semi_fitting, storage
 from rvrs import run as running
 from rvrs.core import arguments as checks
 from rvrs.core.problem import PRNGKey
-from rvrs.guides import AutoRVRS
+from rvrs.guides import AutoRVRS, AutoSemiRVRS
 from rvrs.guides._numpyro import Arguments
 from rvrs.proposals import Proposal
 from rvrs.result import Fit
-from rvrs.run import Callback, Run
+from rvrs.run import Run
+from rvrs.semi_result import SemiFit
 
 FULL_RANK_LIMIT = 100
 """``proposal="auto"`` is a full-rank normal up to this dimension."""
@@ -31,25 +32,40 @@ LOW_RANK_LIMIT = 2000
 NUM_STEPS = 10_000
 """Training steps by default."""
 _TARGET_ACCEPTANCE = 0.1
+_EVALUATION_DRAWS = 100_000
 # Proposals of negligible acceptance are not worth keeping alive where T is well adapted.
 _EPSILON = 1e-6
 
 
+@overload
+def fit(
+    rng_key: PRNGKey, model: Callable, *model_args: Any, guide: AutoSemiRVRS, **options: Any
+) -> SemiFit: ...
+@overload
+def fit(
+    rng_key: PRNGKey,
+    model: Callable,
+    *model_args: Any,
+    guide: AutoRVRS | None = None,
+    **options: Any,
+) -> Fit: ...
 def fit(
     rng_key: PRNGKey,
     model: Callable,
     *model_args: Any,
     model_kwargs: dict[str, Any] | None = None,
-    guide: AutoRVRS | None = None,
+    guide: AutoRVRS | AutoSemiRVRS | None = None,
     proposal: Proposal | str = "auto",
     target_acceptance: float = _TARGET_ACCEPTANCE,
     num_steps: int = NUM_STEPS,
-    num_evaluation_draws: int = 100_000,
+    batch_size: int | None = None,
+    learning_rate: float | None = None,
+    num_evaluation_draws: int = _EVALUATION_DRAWS,
     progress: bool = True,
-    callback: Callback | None = None,
+    callback: Callable[[int, Any], None] | None = None,
     checkpoint: str | PathLike[str] | None = None,
     resume: str | PathLike[str] | None = None,
-) -> Fit:
+) -> Fit | SemiFit:
     """Fit a NumPyro model by reparameterized variational rejection sampling.
 
     Finds a start by mode and curvature, warms up by ordinary variational inference, calibrates T,
@@ -70,8 +86,9 @@ def fit(
     model, *model_args, model_kwargs
         The model and its arguments, data included.
     guide
-        A ready :class:`rvrs.AutoRVRS` of the same model, which then decides on everything that it
-        has settings for.
+        A ready :class:`rvrs.AutoRVRS` or, for local latents and minibatches,
+        :class:`rvrs.AutoSemiRVRS` of the same model, which then decides on everything that it has
+        settings for.
     proposal
         ``"auto"`` (a full-rank normal up to 100 dimensions, low-rank up to 2000, diagonal
         beyond), ``"diagonal"``, ``"mvn"``, ``"low_rank"``, or a family of :mod:`rvrs.proposals`.
@@ -80,14 +97,24 @@ def fit(
         posterior and the more proposals per draw (1 / Z).
     num_steps
         Training steps.
+    batch_size
+        With ``AutoSemiRVRS``: data points per step, by default as many as the model's plate has
+        in one run. Pass all of the data: batches are drawn from it without replacement in every
+        epoch. Where the model takes its rows as arguments these may be NumPy memory maps, of which
+        only the rows of a batch are read.
+    learning_rate
+        With ``AutoSemiRVRS``: Adam's first rate, which falls along a cosine; by default 0.02 and
+        for networks 0.001.
     num_evaluation_draws
-        Draws that the ELBO is estimated from, each of which costs 1 / Z proposals.
+        Draws that the ELBO is estimated from, each of which costs 1 / Z proposals. With
+        ``AutoSemiRVRS`` use :meth:`rvrs.AutoSemiRVRS.evaluate` for another effort.
     progress
-        Whether to show a progress bar with ELBO, acceptance, T and proposals per draw.
+        Whether to show a progress bar with ELBO, acceptance and proposals per draw.
     callback
-        Called as ``callback(steps_done, infos_of_latest_steps)`` every 500 steps.
+        Called as ``callback(steps_done, infos_of_latest_steps)`` every 500 steps (or fewer, if
+        that many batches would take much memory).
     checkpoint
-        A file that training is stored in every 500 steps, for ``resume``.
+        A file that training is stored in as often, for ``resume``.
     resume
         A file that ``checkpoint`` or ``Fit.save`` wrote: training goes on from there, with the
         keys stored in it (``rng_key`` is not used), to the same result bit for bit as if it had
@@ -95,13 +122,37 @@ def fit(
 
     Returns
     -------
-    A :class:`rvrs.Fit`. Look at its ``warnings`` first.
+    A :class:`rvrs.Fit`, or a :class:`rvrs.SemiFit`. Look at its ``warnings`` first.
     """
     began = time.perf_counter()
     arguments = (model_args, _checked_kwargs(model_kwargs))
     _check(rng_key, model, num_steps, num_evaluation_draws, progress, callback)
     if guide is not None:
         _check_guide(guide, model, proposal, target_acceptance)
+    if isinstance(guide, AutoSemiRVRS):
+        if num_evaluation_draws != _EVALUATION_DRAWS:
+            raise ValueError(
+                "num_evaluation_draws is not for AutoSemiRVRS; call fit.guide.evaluate(..., "
+                "num_global=..., num_local=...)."
+            )
+        return semi_fitting.fit(
+            rng_key,
+            guide,
+            arguments,
+            batch_size=batch_size,
+            num_steps=num_steps,
+            learning_rate=learning_rate,
+            progress=progress,
+            callback=callback,
+            checkpoint=checkpoint,
+            resume=resume,
+        )
+    for option, value in {"batch_size": batch_size, "learning_rate": learning_rate}.items():
+        if value is not None:
+            raise ValueError(
+                f"{option} is for models with local latents; pass guide=rvrs.AutoSemiRVRS(...), or "
+                "leave it out."
+            )
     # What the end needs is asked for at the beginning.
     diagnostics.arviz()
     if checkpoint is not None:
@@ -120,7 +171,7 @@ def fit(
         run = running.start(rng_key, guide, arguments, given=given, progress=progress)
     else:
         stored = storage.read(resume)
-        _refuse_differences(resume, stored.header, plan)
+        storage.refuse_differences(resume, stored.header, plan)
         run = Run.from_checkpoint(stored, guide, arguments)
         checkpoint = resume if checkpoint is None else checkpoint
     run = running.train(run, guide, arguments, num_steps, progress, callback, checkpoint, plan)
@@ -132,8 +183,8 @@ def load(
     model: Callable,
     *model_args: Any,
     model_kwargs: dict[str, Any] | None = None,
-    guide: AutoRVRS | None = None,
-) -> Fit:
+    guide: AutoRVRS | AutoSemiRVRS | None = None,
+) -> Fit | SemiFit:
     """Load what ``Fit.save`` stored; model and data must be those of the fit.
 
     Parameters
@@ -151,7 +202,12 @@ def load(
         )
     if guide is not None:
         _check_guide(guide, model, "auto", _TARGET_ACCEPTANCE)
-    elif header["proposal"] not in _WORDS:
+    if (header.get("guide") == "AutoSemiRVRS") != isinstance(guide, AutoSemiRVRS):
+        kind = header.get("guide", "AutoRVRS")
+        raise ValueError(f"{path} holds a fit of rvrs.{kind}; pass a guide built alike.")
+    if isinstance(guide, AutoSemiRVRS):
+        return semi_fitting.load(path, stored, guide, arguments)
+    if guide is None and header["proposal"] not in _WORDS:
         raise ValueError(
             f"{path} holds a fit with a proposal of your own ({header['proposal']}); pass a guide "
             "built alike: rvrs.load(..., guide=rvrs.AutoRVRS(model, proposal=...))."
@@ -163,7 +219,7 @@ def load(
         "model": _describe_model(guide),
         "arguments": storage.describe_arguments(arguments),
     }
-    _refuse_differences(path, header, present)
+    storage.refuse_differences(path, header, present)
     run = Run.from_checkpoint(stored, guide, arguments)
     return _result(run, guide, arguments, header["proposal"], header)
 
@@ -199,10 +255,10 @@ def _check(
 
 
 def _check_guide(guide: Any, model: Any, proposal: Any, target_acceptance: Any) -> None:
-    if not isinstance(guide, AutoRVRS):
+    if not isinstance(guide, AutoRVRS | AutoSemiRVRS):
         raise ValueError(
-            f"guide must be a rvrs.AutoRVRS, got {type(guide).__name__}; other autoguides can be "
-            "proposals: rvrs.AutoRVRS(model, proposal=guide)."
+            f"guide must be a rvrs.AutoRVRS or AutoSemiRVRS, got {type(guide).__name__}; other "
+            "autoguides can be proposals: rvrs.AutoRVRS(model, proposal=guide)."
         )
     if guide.model is not model:
         raise ValueError(
@@ -291,23 +347,6 @@ def _describe_model(guide: AutoRVRS) -> dict[str, Any]:
         for name, site in guide.prototype_trace.items()
         if site["type"] == "param"
     }
-
-
-def _refuse_differences(
-    path: str | PathLike[str], stored: dict[str, Any], present: dict[str, Any]
-) -> None:
-    found = []
-    for part, description in present.items():
-        was = stored.get(part)
-        if isinstance(description, dict) and isinstance(was, dict):
-            found += [f"{part}: {name}" for name in storage.differences(was, description)]
-        elif was != description:
-            found.append(f"{part} ({was!r} there, {description!r} here)")
-    if found:
-        raise ValueError(
-            f"{path} was made with something else; these differ: {'; '.join(found)}. Pass what the "
-            "fit was made with."
-        )
 
 
 def _evaluate(

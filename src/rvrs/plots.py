@@ -1,7 +1,7 @@
 """Figures of a fit, and of marginals of several methods."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING
 
@@ -84,15 +84,7 @@ def plot_fit(
     ratios = (traces_height, marginals_height)
     top, bottom = figure.subfigures(2, 1, squeeze=False, height_ratios=ratios).flat
 
-    elbo_panel, acceptance_panel = top.subplots(1, 2)
-    _trace(elbo_panel, -np.asarray(losses, float), elbo, f"final ELBO {_number(elbo, 3)}")
-    elbo_panel.set(title="ELBO while training", xlabel="step", ylabel="ELBO")
-    elbo_panel.legend(loc="lower right")
-    label = f"target {target_acceptance:g}"
-    _trace(acceptance_panel, np.asarray(acceptances, float), target_acceptance, label)
-    acceptance_panel.set(title="Acceptance while training", xlabel="step", ylabel="acceptance $Z$")
-    acceptance_panel.set_ylim(bottom=0)
-    acceptance_panel.legend(loc="lower right")
+    _traces(top.subplots(1, 2), losses, acceptances, target_acceptance, elbo)
 
     number = f"the first {len(shown)} of {len(scalars)}" if len(scalars) > len(shown) else "all"
     bottom.suptitle(f"Marginals of {number} latent scalars" if len(scalars) > 1 else "Marginal")
@@ -102,6 +94,33 @@ def plot_fit(
         _stairs(panel, proposed[name], edges, label="proposal $q$", color=_PROPOSAL_COLOR)
         _stairs(panel, scalars[name], edges, label="fit $r$", color=_FIT_COLOR, linewidth=1.8)
     _shared_legend(bottom, panels)
+    return _saved(figure, path)
+
+
+def plot_semi_fit(
+    *,
+    losses: np.ndarray,
+    acceptances: np.ndarray,
+    target_acceptance: float,
+    dropped: np.ndarray,
+    elbo: float,
+    path: str | PathLike[str] | None = None,
+) -> "Figure":
+    """Draw how a fit with local latents was trained.
+
+    Parameters
+    ----------
+    losses, acceptances, target_acceptance, elbo, path
+        As for :func:`plot_fit`.
+    dropped
+        Share of the batch's data points that did not get their draws, for every training step.
+    """
+    figure = _figure(_COLUMNS * _PANEL_WIDTH, 1.4 * _PANEL_HEIGHT)
+    *traces, last = figure.subplots(1, 3)
+    _traces(traces, losses, acceptances, target_acceptance, elbo)
+    _trace(last, 100 * np.asarray(dropped, float), 0.0, "none")
+    last.set(title="Dropped data points", xlabel="step", ylabel="share of the batch (%)")
+    last.legend(loc="upper right")
     return _saved(figure, path)
 
 
@@ -207,6 +226,25 @@ def _panels(figure: "Figure | SubFigure", names: list[str]) -> list["Axes"]:
 def _shared_legend(figure: "Figure | SubFigure", panels: list["Axes"]) -> None:
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+
+
+def _traces(
+    panels: "Sequence[Axes] | np.ndarray",
+    losses: np.ndarray,
+    acceptances: np.ndarray,
+    target_acceptance: float,
+    elbo: float,
+) -> None:
+    """ELBO and acceptance while training, in two panels."""
+    elbo_panel, acceptance_panel = panels
+    _trace(elbo_panel, -np.asarray(losses, float), elbo, f"final ELBO {_number(elbo, 3)}")
+    elbo_panel.set(title="ELBO while training", xlabel="step", ylabel="ELBO")
+    elbo_panel.legend(loc="lower right")
+    label = f"target {target_acceptance:g}"
+    _trace(acceptance_panel, np.asarray(acceptances, float), target_acceptance, label)
+    acceptance_panel.set(title="Acceptance while training", xlabel="step", ylabel="acceptance $Z$")
+    acceptance_panel.set_ylim(bottom=0)
+    acceptance_panel.legend(loc="lower right")
 
 
 def _trace(panel: "Axes", values: np.ndarray, level: float, label: str) -> None:

@@ -120,14 +120,8 @@ class Fit:
             f"  k-hat         {self.khat:.2f}  ({_judgement(self.khat)})",
             f"  ESS           {self.ess:.0f} of {self.num_draws} weighted draws",
             "",
-            f"{'site':<24}{'mean':>12}{'sd':>12}{'5 %':>12}{'median':>12}{'95 %':>12}",
+            *diagnostics.table(draws),
         ]
-        for name, value in draws.items():
-            flat = np.asarray(value, float).reshape(len(value), -1)
-            for index, column in enumerate(flat.T):
-                label = name if flat.shape[1] == 1 else f"{name}[{_position(index, value.shape)}]"
-                figures = [column.mean(), column.std(), *np.quantile(column, [0.05, 0.5, 0.95])]
-                lines.append(f"{label:<24}" + "".join(f"{figure:>12.4g}" for figure in figures))
         lines += ["", *(f"WARNING: {warning}" for warning in self.warnings)]
         return "\n".join(lines).rstrip()
 
@@ -197,7 +191,3 @@ def _judgement(khat: float) -> str:
     if np.isnan(khat):
         return "unknown"
     return "good" if khat <= 0.5 else "fair" if khat <= diagnostics.KHAT_LIMIT else "not reliable"
-
-
-def _position(index: int, shape: tuple[int, ...]) -> str:
-    return ",".join(str(i) for i in np.unravel_index(index, shape[1:]))

@@ -160,7 +160,9 @@ def fingerprint(array: np.ndarray) -> str:
     """A digest of an array's type, shape and content."""
     array = np.ascontiguousarray(array)
     content = hashlib.sha256(f"{array.dtype.str} {array.shape} ".encode())
-    content.update(array.tobytes())
+    if array.size:
+        # Not copied: it may be a memory map of more than fits into memory.
+        content.update(array.reshape(-1).view(np.uint8).data)
     return content.hexdigest()
 
 
@@ -184,6 +186,24 @@ def differences(stored: dict[str, Any], present: dict[str, Any]) -> list[str]:
     """The entries in which two descriptions differ."""
     names = sorted(set(stored) | set(present))
     return [name for name in names if stored.get(name) != present.get(name)]
+
+
+def refuse_differences(
+    path: str | PathLike[str], stored: dict[str, Any], present: dict[str, Any]
+) -> None:
+    """Refuse a file that was made with something else than what is present now."""
+    found = []
+    for part, description in present.items():
+        was = stored.get(part)
+        if isinstance(description, dict) and isinstance(was, dict):
+            found += [f"{part}: {name}" for name in differences(was, description)]
+        elif was != description:
+            found.append(f"{part} ({was!r} there, {description!r} here)")
+    if found:
+        raise ValueError(
+            f"{path} was made with something else; these differ: {'; '.join(found)}. Pass what the "
+            "fit was made with."
+        )
 
 
 def to_arrays(prefix: str, tree: PyTree) -> dict[str, np.ndarray]:

@@ -30,8 +30,8 @@ from rvrs.loop import VIAlgorithm as VIAlgorithm
 from rvrs.loop import run as run
 from rvrs.proposals import Proposal
 from rvrs.settings import (
-    LogDensity,
     FamilySettings,
+    LogDensity,
     check_density,
     default_max_proposals,
     named_proposal,

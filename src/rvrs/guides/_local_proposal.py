@@ -64,7 +64,7 @@ class PointwiseNormal:
         found = {}
         for name, (start, transform) in self._feasible(program, shared, row).items():
             loc, scale = (
-                jnp.take(shared.parameters[parameter], row.index, axis=0).reshape(start.shape)
+                jnp.take(shared.parameters[parameter], row.number, axis=0).reshape(start.shape)
                 for parameter in self._names(name)
             )
             normal = dist.Normal(loc, scale)
@@ -83,7 +83,7 @@ class PointwiseNormal:
         trace = _plate.run_feasible(
             program.function,
             program.at_row(shared, row),
-            {**shared.parameters, program.plate.name: row.index[None]},
+            {**shared.parameters, program.plate.name: row.number[None]},
         )
         found = {}
         for site in program.plate.local:
@@ -103,14 +103,14 @@ class GuideProposal:
         self, program: LocalProgram, shared: Shared, rows: Rows, num_points: int
     ) -> dict[str, Any]:
         """The guide's own ``numpyro.param`` sites."""
-        values = {**shared.parameters, program.plate.name: rows.index}
+        values = {**shared.parameters, program.plate.name: rows.number}
         trace = _plate.run(self._guide, program.arguments, values)
         self._check(program, trace)
         return _numpyro.model_parameters(trace)
 
     def distributions(self, program: LocalProgram, shared: Shared, row: Rows) -> Distributions:
         """Those of a run of the guide for one data point."""
-        values = {**shared.parameters, program.plate.name: row.index[None]}
+        values = {**shared.parameters, program.plate.name: row.number[None]}
         trace = _plate.run(self._guide, program.at_row(shared, row), values)
         return {site.name: trace[site.name]["fn"] for site in program.plate.local}
 
@@ -118,7 +118,7 @@ class GuideProposal:
         """Refuse a guide one of whose sites depends on the draw at another."""
 
         def look(key: jax.Array) -> jax.Array:
-            values = {**shared.parameters, program.plate.name: row.index[None]}
+            values = {**shared.parameters, program.plate.name: row.number[None]}
             trace = _plate.run(self._guide, program.at_row(shared, row), values, key)
             for site in program.plate.local:
                 leaves = jax.tree.leaves(trace[site.name]["fn"])

@@ -161,7 +161,7 @@ def _run(function: Callable, arguments: Arguments, values: dict[str, Any]) -> di
 class Rows(NamedTuple):
     """Data points; every leaf has one row per point."""
 
-    index: jax.Array
+    number: jax.Array
     """Which of the plate's points it is, from 0 to N - 1."""
     position: jax.Array
     """Its row in the arguments."""
@@ -218,7 +218,7 @@ class LocalProgram(NamedTuple):
         trace = run(
             self.function,
             self.at_row(shared, row),
-            {**shared.parameters, **z, self.plate.name: row.index[None]},
+            {**shared.parameters, **z, self.plate.name: row.number[None]},
         )
         return list(log_terms(trace, self.plate.name, self.plate.dim).values())
 

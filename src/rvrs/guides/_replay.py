@@ -80,4 +80,4 @@ def _from_normal(fn: Any, noise: jax.Array) -> tuple[jax.Array, list[Any]]:
             value, known = transform.call_with_intermediates(before)
             intermediates.append([before, known])
         return value, intermediates
-    return fn.loc + fn.scale * noise, []
+    return jnp.asarray(fn.loc + fn.scale * noise), []

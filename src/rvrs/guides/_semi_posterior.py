@@ -9,7 +9,7 @@ The distribution that is sampled is :math:`q(z_G) \prod_n r_n(z_n | z_G)`, so it
 
 whose normalisers are inside the expectation over :math:`z_G`: this is exact, not a bound. The
 inner terms are estimated from proposals, which biases each of them by order one over their
-number; the bias is estimated too.
+number. Small as it is, over all data points it adds up, so it is estimated and taken away.
 """
 
 import math
@@ -45,8 +45,9 @@ class SemiEvidence(NamedTuple):
     elbo_error: jax.Array
     """Monte Carlo standard error of ``elbo``."""
     elbo_bias: jax.Array
-    """Estimated bias of ``elbo`` from the finite number of proposals per data point; it shrinks
-    with one over their number and is not subtracted."""
+    """The estimated bias of the plain nested estimate, from the finite number of proposals per
+    data point; it has been subtracted from ``elbo``. What is left shrinks with the square of their
+    number, so a bias of many nats asks for more proposals."""
     marginal_elbo: jax.Array
     """What ``elbo`` would be if the local posteriors were exact: the ELBO of the global guide with
     the local latents integrated out, by importance sampling. Without global latents it is the log
@@ -144,6 +145,23 @@ def sample(
     return lax.map(one, keys, batch_size=min(at_once, num_samples))
 
 
+class EvaluatedPoints(NamedTuple):
+    """Sums over some data points at each of M global draws, for :func:`summarize`."""
+
+    outside: jax.Array
+    """``(M,)``: ``log p(z_G) - log q(z_G)``."""
+    sums: evidence.Evidence
+    """Leaves ``(M,)``: sums over the points."""
+    variance: jax.Array
+    """``(M, 2)``: sums over the points of the squared errors of ELBO and log evidence."""
+    elbo: jax.Array
+    """``(n,)``: the ELBO of every point, averaged over global draws."""
+    log_normalizer: jax.Array
+    """``(n,)``"""
+    threshold: jax.Array
+    """``(n,)``"""
+
+
 def evaluate(
     target: SemiTarget,
     plate: Plate,
@@ -153,15 +171,14 @@ def evaluate(
     parameters: Parameters,
     index: jax.Array,
     arguments: Arguments,
-) -> SemiEvidence:
-    """The ELBO by nested Monte Carlo, scaled from the points in ``index`` to all of the plate.
+) -> EvaluatedPoints:
+    """The terms of the ELBO for the points in ``index``, by nested Monte Carlo.
 
-    Neither the number of global draws nor that of proposals costs memory.
+    The global draws depend on the key alone, so that parts of the data can be evaluated one after
+    the other. Neither the number of global draws nor that of proposals costs memory.
     """
     calibration_key, nested_key = jax.random.split(rng_key)
     t = calibrate(target, plate, calibration_key, parameters, index, arguments)
-    count = len(index)
-    scale = plate.size / count
 
     def at_global(
         total: tuple[jax.Array, jax.Array], key: PRNGKey
@@ -174,7 +191,7 @@ def evaluate(
         def at_points(index: jax.Array, position: jax.Array, t: jax.Array) -> evidence.Evidence:
             problem, targets = target.problem(program, parameters, program.rows(index, position))
             return evidence.estimate(
-                jax.random.fold_in(local_key, position[0]),
+                jax.random.fold_in(local_key, index[0]),
                 problem,
                 targets,
                 t,
@@ -183,34 +200,51 @@ def evaluate(
                 chunk_size=_PROPOSALS,
             )
 
-        found = in_chunks(at_points, index, jnp.arange(count), t)
-        sums = jax.tree.map(jnp.sum, found)
-        variances = jnp.stack([jnp.sum(found.elbo_error**2), jnp.sum(found.log_evidence_error**2)])
-        total = (total[0] + found.log_normalizer, total[1] + found.elbo)
-        return total, (log_p - log_q, sums, variances)
+        found = in_chunks(at_points, index, jnp.arange(len(index)), t)
+        squares = [jnp.sum(found.elbo_error**2), jnp.sum(found.log_evidence_error**2)]
+        total = (total[0] + found.elbo, total[1] + found.log_normalizer)
+        return total, (log_p - log_q, jax.tree.map(jnp.sum, found), jnp.stack(squares))
 
     nothing = (jnp.zeros_like(t), jnp.zeros_like(t))
     keys = jax.random.split(nested_key, num_global)
-    (log_normalizer, elbo), (outside, sums, variances) = lax.scan(at_global, nothing, keys)
+    (elbo, log_normalizer), (outside, sums, variance) = lax.scan(at_global, nothing, keys)
+    return EvaluatedPoints(
+        outside, sums, variance, elbo / num_global, log_normalizer / num_global, t
+    )
 
-    def summary(inside: jax.Array, variance: jax.Array) -> tuple[jax.Array, jax.Array]:
+
+def summarize(parts: list[EvaluatedPoints], num_points: int) -> SemiEvidence:
+    """The ELBO of ``num_points`` data points from those that were evaluated."""
+    elbos, log_normalizer, t = (
+        jnp.concatenate([getattr(part, name) for part in parts])
+        for name in ("elbo", "log_normalizer", "threshold")
+    )
+    outside = parts[0].outside
+    sums, variance = (
+        jax.tree.map(lambda *leaves: sum(leaves), *[getattr(part, name) for part in parts])
+        for name in ("sums", "variance")
+    )
+    count, num_global = len(elbos), len(outside)
+    scale = num_points / count
+    # Points that were left out might differ from the others.
+    left_out = scale**2 * count * jnp.var(elbos) * (1 - count / num_points)
+
+    def summary(inside: jax.Array, inner: jax.Array) -> tuple[jax.Array, jax.Array]:
         values = outside + scale * inside
-        if num_global > 1:
-            squared = jnp.var(values, ddof=1) / num_global
-        else:
-            squared = scale**2 * variance[0]
-        # Points that were left out might differ from the others.
-        left_out = scale**2 * count * jnp.var(elbo / num_global) * (1 - count / plate.size)
-        return jnp.mean(values), jnp.sqrt(squared + left_out)
+        # The spread over global draws has the errors of the points in it.
+        outer = jnp.var(values, ddof=1) / num_global if num_global > 1 else scale**2 * inner[0]
+        return jnp.mean(values), jnp.sqrt(outer + left_out)
 
-    mean, error = summary(sums.elbo, variances[:, 0])
-    marginal, marginal_error = summary(sums.log_evidence, variances[:, 1])
+    elbo, elbo_error = summary(sums.elbo - sums.elbo_bias, variance[:, 0])
+    # The bias of the log of a mean is minus half of its relative variance.
+    log_evidence = sums.log_evidence + variance[:, 1] / 2
+    marginal, marginal_error = summary(log_evidence, variance[:, 1])
     return SemiEvidence(
-        elbo=mean,
-        elbo_error=error,
+        elbo=elbo,
+        elbo_error=elbo_error,
         elbo_bias=scale * jnp.mean(sums.elbo_bias),
         marginal_elbo=marginal,
         marginal_elbo_error=marginal_error,
-        log_normalizer=log_normalizer / num_global,
+        log_normalizer=log_normalizer,
         threshold=t,
     )

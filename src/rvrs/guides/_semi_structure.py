@@ -1,6 +1,8 @@
 """Learning how a model is made around its plate, and refusing what cannot be taken apart."""
 
+import itertools
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -32,6 +34,27 @@ def inspect(
     return _find_rows(target, program, parameters), trace
 
 
+def inspect_shapes(target: SemiTarget, subsample_plate: str | None, arguments: Arguments) -> Plate:
+    """The plate of a model with these arguments, of which only shapes are looked at."""
+    found: list[Plate] = []
+    leaves, structure = jax.tree.flatten(arguments)
+    places = [n for n, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray)]
+
+    def look(arrays: list[jax.Array]) -> jax.Array:
+        traced = dict(zip(places, arrays, strict=True))
+        given = [traced.get(place, leaf) for place, leaf in enumerate(leaves)]
+        whole = jax.tree.unflatten(structure, given)
+        found.append(inspect(target, subsample_plate, whole)[0])
+        return jnp.zeros(())
+
+    shapes = [
+        jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
+        for leaf in (leaves[place] for place in places)
+    ]
+    jax.eval_shape(look, shapes)
+    return found[0]
+
+
 def _find_rows(target: SemiTarget, program: LocalProgram, parameters: Parameters) -> Plate:
     """Find out which arguments have one row per data point, by the shapes that come out."""
     plate = program.plate
@@ -40,7 +63,7 @@ def _find_rows(target: SemiTarget, program: LocalProgram, parameters: Parameters
         for place, leaf in enumerate(jax.tree.leaves(program.arguments))
         if isinstance(leaf, jax.Array | np.ndarray) and leaf.shape[:1] == (plate.num_rows,)
     )
-    for row_leaves in ((), with_rows):
+    for row_leaves in _candidates(with_rows):
         candidate = plate._replace(row_leaves=row_leaves)
         if _runs_alone(target, program._replace(plate=candidate), parameters):
             return candidate
@@ -59,6 +82,17 @@ def _find_rows(target: SemiTarget, program: LocalProgram, parameters: Parameters
     return plate
 
 
+# Arguments with as many rows as the batch has by chance are few; so many can be left out.
+_MOST_LEFT_OUT = 2
+
+
+def _candidates(with_rows: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Which leaves may be those with one row per data point: none, all, or nearly all."""
+    yield ()
+    for left_out in range(min(_MOST_LEFT_OUT + 1, len(with_rows))):
+        yield from itertools.combinations(with_rows, len(with_rows) - left_out)
+
+
 def _runs_alone(target: SemiTarget, program: LocalProgram, parameters: Parameters) -> bool:
     """Whether a run for one data point gives numbers of this point only."""
     plate = program.plate
@@ -67,7 +101,7 @@ def _runs_alone(target: SemiTarget, program: LocalProgram, parameters: Parameter
     def look() -> jax.Array:
         shared = program.shared(parameters)
         row = jax.tree.map(lambda leaf: leaf[0], program.rows(jnp.arange(1)))
-        values = {**parameters, plate.name: row.index[None]}
+        values = {**parameters, plate.name: row.number[None]}
         trace = _plate.run_feasible(program.function, program.at_row(shared, row), values)
         alone.extend(
             len(term) == 1 for term in _plate.log_terms(trace, plate.name, plate.dim).values()

@@ -80,9 +80,9 @@ class SemiTarget(AutoGuide):
     ) -> tuple[Problem, Targets]:
         """The core's view of it: one target per data point."""
         shared = program.shared(parameters)
-        proposals = jax.vmap(
-            lambda row: self.local_proposal.distributions(program, shared, row)
-        )(rows)
+        proposals = jax.vmap(lambda row: self.local_proposal.distributions(program, shared, row))(
+            rows
+        )
         problem = Problem(
             sample_noise=lambda key, shape: _replay.sample_noise(key, shape, proposals),
             propose=_replay.propose,
@@ -161,6 +161,47 @@ class SemiTarget(AutoGuide):
             state=lax.stop_gradient(self._next_state(state, followed, draws, index)),
         )
 
+    def objective(
+        self,
+        plate: Plate,
+        rejection_wanted: bool,
+        rng_key: PRNGKey,
+        parameters: Parameters,
+        index: jax.Array,
+        state: State,
+        arguments: Arguments,
+    ) -> tuple[jax.Array, State]:
+        """A surrogate of the whole ELBO from one batch, and the next state.
+
+        Without rejection it is that of ordinary variational inference.
+        """
+        global_key, local_key = jax.random.split(rng_key)
+        latents, log_q = self.draw_global(plate, global_key, parameters, arguments)
+        log_p = self.log_global(plate, parameters, latents, arguments)
+        now = (plate, local_key, parameters, latents, index, state, arguments)
+        if rejection_wanted:
+            step = self.local_step(*now)
+            return log_p - log_q + step.surrogate, step.state
+        return log_p - log_q + self._plain_surrogate(*now), state
+
+    def _plain_surrogate(
+        self,
+        plate: Plate,
+        rng_key: PRNGKey,
+        parameters: Parameters,
+        latents: Parameters,
+        index: jax.Array,
+        state: State,
+        arguments: Arguments,
+    ) -> jax.Array:
+        program = self.local_program(plate, parameters, latents, arguments)
+        problem, targets = self.problem(program, parameters, program.rows(index))
+        noise = problem.sample_noise(rng_key, (self.settings.num_samples, targets.num_targets))
+        draws = rejection.accept_all(noise, log_weights(problem, targets, noise))
+        everything = jnp.full_like(draws.log_normalizer, jnp.inf)
+        found = elbo_surrogate(problem, targets, draws, everything, epsilon=0.0)
+        return state["value"].shape[0] / len(index) * jnp.sum(found.surrogate)
+
     def draw_exact(
         self, rng_key: PRNGKey, problem: Problem, targets: Targets, t: jax.Array, num_samples: int
     ) -> Draws:
@@ -220,9 +261,7 @@ class SemiTarget(AutoGuide):
         settings, tally = self.settings, draws.tally
         if settings.follows_target:
             block = settings.num_proposals or settings.block_size
-            adapted = threshold.adapt(
-                followed, tally, settings.target_acceptance, block_size=block
-            )
+            adapted = threshold.adapt(followed, tally, settings.target_acceptance, block_size=block)
             # Whatever happens, T stays a number.
             followed = jax.tree.map(
                 lambda new, old: jnp.where(jnp.isfinite(new), new, old), adapted, followed

@@ -208,10 +208,7 @@ class AutoRVRS(ModelTarget):
         checks.check_count("num_samples", num_samples)
         rng_key = jax.random.key(0) if rng_key is None else rng_key
         draws = self.sample_posterior(rng_key, params, *args, sample_shape=(num_samples,), **kwargs)
-        return {
-            name: jnp.quantile(draws[name], levels, axis=0)
-            for name in self.latent_names
-        }
+        return {name: jnp.quantile(draws[name], levels, axis=0) for name in self.latent_names}
 
     def get_posterior(self, params: Any = None) -> dist.Distribution:
         """Not available: ``r`` is known by its draws."""

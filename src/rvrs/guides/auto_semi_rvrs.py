@@ -178,7 +178,8 @@ class AutoSemiRVRS(SemiTarget):
         if state is None:
             # NumPyro takes and gives back any tree of arrays here.
             state = cast(Any, mutable)(self._state_name, self.first_state(plate.size))
-        _check_state(plate, rng_key, state)
+        else:
+            _check_state(plate, rng_key, state)
         now = (rng_key, parameters, latents, index, dict(state))
         step = self.programs.call(self.local_step, (plate,), now, arguments)
         state.update(step.state)
@@ -217,7 +218,30 @@ class AutoSemiRVRS(SemiTarget):
         index_key, draw_key = jax.random.split(rng_key)
         with handlers.seed(rng_seed=index_key), _plate.enter(plate) as index:
             _plate.check_index(plate, index)
-        static, dynamic = (self, plate, math.prod(sample_shape)), (draw_key, params, index)
+        if plate.row_leaves and len(index) != plate.num_rows:
+            raise ValueError(
+                f"AutoSemiRVRS: {len(index)} points of plate {plate.name!r} were chosen, but the "
+                f"arguments hold the rows of {plate.num_rows}; pass the rows of the chosen points."
+            )
+        count = math.prod(sample_shape)
+        sites = self.draw_points(draw_key, params, index, arguments, count)
+        return jax.tree.map(lambda leaf: leaf.reshape(*sample_shape, *leaf.shape[1:]), sites)
+
+    def plate_of(self, arguments: Arguments) -> Plate:
+        """The model's plate with these arguments, of which only shapes matter."""
+        return _semi_structure.inspect_shapes(self, self.subsample_plate, arguments)
+
+    def draw_points(
+        self,
+        rng_key: PRNGKey,
+        params: Parameters,
+        index: jax.Array,
+        arguments: Arguments,
+        num_samples: int,
+    ) -> dict[str, jax.Array]:
+        """Draws for the data points in ``index``, whose rows are in the arguments."""
+        plate = self.plate_of(arguments)
+        static, dynamic = (self, plate, num_samples), (rng_key, params, index)
         sites, complete = self.programs.call(_semi_posterior.sample, static, dynamic, arguments)
         if not isinstance(complete, Tracer) and not bool(jnp.all(complete)):
             missing = jnp.flatnonzero(~jnp.all(complete, axis=0))
@@ -225,9 +249,9 @@ class AutoSemiRVRS(SemiTarget):
                 f"max_proposals was hit at {len(missing)} of {len(index)} data points (first: "
                 f"{int(index[missing[0]])}); their draws are not all from the fit. Raise "
                 "max_proposals, or look at the model there.",
-                stacklevel=2,
+                stacklevel=3,
             )
-        return jax.tree.map(lambda leaf: leaf.reshape(*sample_shape, *leaf.shape[1:]), sites)
+        return sites
 
     def evaluate(
         self,
@@ -255,7 +279,18 @@ class AutoSemiRVRS(SemiTarget):
         index = jnp.arange(plate.num_rows if plate.row_leaves else plate.size)
         num_global = 1 if self.global_guide is None else num_global
         static, dynamic = (self, plate, num_global, num_local), (rng_key, params, index)
-        return self.programs.call(_semi_posterior.evaluate, static, dynamic, arguments)
+        part = self.programs.call(_semi_posterior.evaluate, static, dynamic, arguments)
+        return _semi_posterior.summarize([part], plate.size)
+
+    def initial_parameters(
+        self, rng_key: PRNGKey, arguments: Arguments, num_points: int
+    ) -> tuple[Parameters, dict[str, Any]]:
+        """Initial values of all parameters, and the transforms that constrain them."""
+        with handlers.block(), handlers.seed(rng_seed=rng_key), handlers.trace() as trace:
+            plate, _, index, parameters, latents = self._register(arguments, num_points)
+        _semi_structure.verify(self, plate, parameters, latents, index, arguments)
+        values = {name: site["value"] for name, site in trace.items() if site["type"] == "param"}
+        return values, _numpyro.constraint_transforms(trace)
 
     def prepare(
         self, params: Parameters, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -317,12 +352,13 @@ class AutoSemiRVRS(SemiTarget):
         return f"{self.prefix}_state"
 
     def _register(
-        self, arguments: Arguments
+        self, arguments: Arguments, num_points: int | None = None
     ) -> tuple[Plate, Any, jax.Array, Parameters, Parameters]:
         """Register all parameters and emit the global sites.
 
         Returns the plate as we know it and as NumPyro does, the indices of its points, the
-        parameters of model and local guide, and the global draw.
+        parameters of model and local guide, and the global draw. ``num_points`` is the number of
+        data points where the model itself does not know of more than the batch.
         """
         plate, trace = _semi_structure.inspect(self, self.subsample_plate, arguments)
         theta = _numpyro.model_parameters(trace)
@@ -332,7 +368,7 @@ class AutoSemiRVRS(SemiTarget):
             _plate.check_index(plate, index)
         program = self.local_program(plate, theta, latents, arguments)
         local = self.local_proposal.register(
-            program, program.shared(theta), program.rows(index), plate.size
+            program, program.shared(theta), program.rows(index), num_points or plate.size
         )
         return plate, data_plate, index, theta | local, latents
 

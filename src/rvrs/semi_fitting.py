@@ -1,0 +1,341 @@
+"""One call from a model with local latents to a fit: minibatches, warm-up, training, evaluation."""
+
+import time
+import warnings
+from collections.abc import Callable
+from os import PathLike
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm.auto import tqdm
+
+from rvrs import storage
+from rvrs.batches import Batches
+from rvrs.core import arguments as checks
+from rvrs.core.problem import PRNGKey, PyTree
+from rvrs.guides import AutoSemiRVRS
+from rvrs.guides import _semi_posterior as posterior
+from rvrs.guides._numpyro import Arguments
+from rvrs.semi_result import SemiFit
+from rvrs.semi_training import SemiTrainInfo, SemiTrainState, Trainer
+from rvrs.storage import Checkpoint
+
+# Steps without rejection before the others, in units of these.
+_WARM_UP = 0.5
+# The evaluation at the end: global draws, proposals per point, and the most points.
+_EVALUATION_GLOBALS = 20
+_EVALUATION_PROPOSALS = 1000
+_EVALUATION_POINTS = 5000
+# Points of an evaluation whose rows are read at once.
+_ROWS_AT_ONCE = 2500
+
+Callback = Callable[[int, SemiTrainInfo], None]
+
+
+class SemiRun(NamedTuple):
+    """A fit under way."""
+
+    rng_key: PRNGKey
+    """Key of the evaluation; those of the steps derive from the other ones."""
+    train_key: PRNGKey
+    state: SemiTrainState
+    history: SemiTrainInfo
+    """Of all training steps so far, as NumPy arrays."""
+
+    @property
+    def steps_done(self) -> int:
+        """Training steps so far."""
+        return len(self.history.elbo)
+
+    def to_checkpoint(self, header: dict[str, Any]) -> Checkpoint:
+        """As it is stored; the header says what is fitted."""
+        keys = [jax.random.key_data(key) for key in (self.rng_key, self.train_key)]
+        arrays = storage.to_arrays("keys", keys) | storage.to_arrays("run", self[2:])
+        about = {"steps_done": self.steps_done, "versions": storage.versions()}
+        return Checkpoint(header | about, arrays)
+
+    @staticmethod
+    def from_checkpoint(stored: Checkpoint, state: SemiTrainState) -> "SemiRun":
+        """As it was when it was stored; ``state`` is one of the same shape."""
+        keys = storage.from_arrays(
+            "keys", stored.arrays, [jax.random.key_data(jax.random.key(0))] * 2
+        )
+        history = jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((stored.header["steps_done"],), leaf.dtype),
+            no_history(state),
+        )
+        state, history = storage.from_arrays("run", stored.arrays, (state, history))
+        rng_key, train_key = (jax.random.wrap_key_data(key) for key in keys)
+        return SemiRun(rng_key, train_key, state, jax.tree.map(np.asarray, history))
+
+
+def no_history(state: SemiTrainState) -> SemiTrainInfo:
+    """The history of no steps."""
+    dtype = state.guide_state["value"].dtype
+    kinds: Any = (dtype, dtype, np.int32, np.int32)
+    return SemiTrainInfo(*[np.zeros(0, kind) for kind in kinds])  # pyright: ignore
+
+
+def fit(
+    rng_key: PRNGKey,
+    guide: AutoSemiRVRS,
+    arguments: Arguments,
+    *,
+    batch_size: int | None,
+    num_steps: int,
+    learning_rate: float | None,
+    progress: bool,
+    callback: Callback | None,
+    checkpoint: str | PathLike[str] | None,
+    resume: str | PathLike[str] | None,
+) -> SemiFit:
+    """Train a guide with local latents; see :func:`rvrs.fit`."""
+    began = time.perf_counter()
+    if learning_rate is not None:
+        checks.check_positive("learning_rate", learning_rate)
+    if checkpoint is not None:
+        storage.check_writable(checkpoint)
+    trainer, params = prepare(rng_key, guide, arguments, batch_size, learning_rate)
+    plan = {"num_steps": num_steps} | _describe(trainer, params, arguments)
+    state = trainer.first_state(params)
+    if resume is None:
+        run = _warm_up(rng_key, trainer, state, num_steps, progress)
+    else:
+        stored = storage.read(resume)
+        storage.refuse_differences(resume, stored.header, plan)
+        run = SemiRun.from_checkpoint(stored, state)
+        checkpoint = resume if checkpoint is None else checkpoint
+    run = _train(run, trainer, num_steps, progress, callback, checkpoint, plan)
+    return _evaluate(run, trainer, plan, began)
+
+
+def load(
+    path: str | PathLike[str], stored: Checkpoint, guide: AutoSemiRVRS, arguments: Arguments
+) -> SemiFit:
+    """A finished fit from its file; see :func:`rvrs.load`."""
+    header = stored.header
+    trainer, params = prepare(
+        jax.random.key(0), guide, arguments, header["batch_size"], header["learning_rate"]
+    )
+    storage.refuse_differences(path, header, _describe(trainer, params, arguments))
+    run = SemiRun.from_checkpoint(stored, trainer.first_state(params))
+    return _result(run, trainer, header)
+
+
+def _describe(trainer: Trainer, params: dict[str, PyTree], arguments: Arguments) -> dict[str, Any]:
+    """What a stored fit is told by."""
+    return {
+        "guide": "AutoSemiRVRS",
+        "batch_size": trainer.data.batch_size,
+        "num_points": trainer.data.num_points,
+        "learning_rate": trainer.learning_rate,
+        "settings": vars(trainer.guide.settings) | {"prefix": trainer.guide.prefix},
+        "parameters": {name: str(jax.tree.map(jnp.shape, v)) for name, v in params.items()},
+        "arguments": storage.describe_arguments(arguments),
+    }
+
+
+def prepare(
+    rng_key: PRNGKey,
+    guide: AutoSemiRVRS,
+    arguments: Arguments,
+    batch_size: int | None,
+    learning_rate: float | None,
+) -> tuple[Trainer, dict[str, PyTree]]:
+    """What trains on batches of the data, and the first parameters."""
+    whole = guide.plate_of(arguments)
+    num_points = whole.size
+    size = whole.num_rows if batch_size is None else batch_size
+    checks.check_count("batch_size", size)
+    if size > num_points:
+        raise ValueError(
+            f"batch_size={size} is more than the {num_points} data points of plate {whole.name!r}."
+        )
+    leaves = jax.tree.leaves(arguments)
+    row_leaves = ()
+    if whole.row_leaves:
+        if whole.num_rows < num_points:
+            raise ValueError(
+                f"the arguments hold {whole.num_rows} of the {num_points} data points of plate "
+                f"{whole.name!r}; pass all of the data, and batch_size={whole.num_rows}."
+            )
+        row_leaves = tuple(
+            place
+            for place, leaf in enumerate(leaves)
+            if isinstance(leaf, jax.Array | np.ndarray) and leaf.shape[:1] == (num_points,)
+        )
+    else:
+        # The model finds its rows by index, so all of the data is on the device; once.
+        arguments = jax.tree.map(_on_device, arguments)
+    seed_key, init_key = jax.random.split(rng_key)
+    seed = tuple(int(word) for word in np.asarray(jax.random.key_data(seed_key)).ravel())
+    data = Batches(arguments, row_leaves, num_points, size, seed)
+    first = data.take(data.indices(0, 1)[0])
+    plate = guide.plate_of(first)
+    params, transforms = guide.initial_parameters(init_key, first, num_points)
+    return Trainer(guide, plate, transforms, data, learning_rate), params
+
+
+def _on_device(leaf: Any) -> Any:
+    return jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf
+
+
+def _warm_up(
+    rng_key: PRNGKey, trainer: Trainer, state: SemiTrainState, num_steps: int, progress: bool
+) -> SemiRun:
+    # Of the typed kind from here on, so that a stored key is enough to go on.
+    rng_key = jax.random.wrap_key_data(jax.random.key_data(rng_key))
+    warm_key, train_key, rng_key = jax.random.split(rng_key, 3)
+    total = int(_WARM_UP * num_steps)
+    with _bar(trainer, total, 0, "warm-up", progress, leave=False) as bar:
+        for start in range(0, total, trainer.chunk_size):
+            length = min(trainer.chunk_size, total - start)
+            state, info = trainer.run_chunk("warm-up", warm_key, state, start, length, total)
+            bar.set_postfix_str(f"ELBO {_mean(info.elbo):.3f}", refresh=False)
+            bar.update(length / trainer.data.per_epoch)
+    # What was learned without rejection is the start; the optimizer's memory of it is not.
+    params = trainer.constrain(state.trainable)
+    return SemiRun(rng_key, train_key, trainer.first_state(params), no_history(state))
+
+
+def _train(
+    run: SemiRun,
+    trainer: Trainer,
+    num_steps: int,
+    progress: bool,
+    callback: Callback | None,
+    checkpoint: str | PathLike[str] | None,
+    header: dict[str, Any],
+) -> SemiRun:
+    with _bar(trainer, num_steps, run.steps_done, "RVRS", progress) as bar:
+        while run.steps_done < num_steps:
+            length = min(trainer.chunk_size, num_steps - run.steps_done)
+            state, info = trainer.run_chunk(
+                "training", run.train_key, run.state, run.steps_done, length, num_steps
+            )
+            info = jax.tree.map(np.asarray, info)
+            history = jax.tree.map(lambda *parts: np.concatenate(parts), run.history, info)
+            run = run._replace(state=state, history=history)
+            bar.set_postfix_str(_status(trainer, info), refresh=False)
+            bar.update(length / trainer.data.per_epoch)
+            if checkpoint is not None:
+                storage.write(checkpoint, run.to_checkpoint(header))
+            if callback is not None:
+                callback(run.steps_done, info)
+    return run
+
+
+def _bar(
+    trainer: Trainer, num_steps: int, done: int, title: str, progress: bool, leave: bool = True
+) -> Any:
+    epochs = trainer.data.per_epoch
+    return tqdm(
+        total=round(num_steps / epochs, 2),
+        initial=round(done / epochs, 2),
+        desc=title,
+        unit="epoch",
+        bar_format="{desc} {percentage:3.0f}%|{bar}| {n:.1f}/{total:.1f} epochs "
+        "[{elapsed}<{remaining}{postfix}]",
+        disable=not progress,
+        leave=leave,
+    )
+
+
+def _status(trainer: Trainer, info: SemiTrainInfo) -> str:
+    draws = trainer.guide.settings.num_samples * trainer.data.batch_size
+    dropped = info.num_dropped.mean() / trainer.data.batch_size
+    return (
+        f"ELBO {_mean(info.elbo):.3f}, acceptance {info.acceptance.mean():.3f}, "
+        f"{info.num_proposals.mean() / draws:.1f} proposals per draw"
+        + (f", {100 * dropped:.1f} % of points dropped" if dropped else "")
+    )
+
+
+def _mean(values: Any) -> float:
+    with warnings.catch_warnings():
+        # There may be nothing but NaN.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return float(np.nanmean(values))
+
+
+def _evaluate(run: SemiRun, trainer: Trainer, plan: dict[str, Any], began: float) -> SemiFit:
+    found = evaluate(run.rng_key, trainer, trainer.constrain(run.state.trainable))
+    acceptances = np.exp(np.asarray(found.log_normalizer, float))
+    figures: dict[str, Any] = {
+        name: float(getattr(found, name))
+        for name in ("elbo", "elbo_error", "elbo_bias", "marginal_elbo", "marginal_elbo_error")
+    } | {
+        "acceptance": float(acceptances.mean()),
+        "acceptance_range": np.quantile(acceptances, [0.05, 0.95]).tolist(),
+        "warnings": _concerns(trainer, run.history, found),
+        "seconds": time.perf_counter() - began,
+    }
+    for concern in figures["warnings"]:
+        warnings.warn(concern, stacklevel=4)
+    return _result(run, trainer, plan | {"figures": figures})
+
+
+def _result(run: SemiRun, trainer: Trainer, header: dict[str, Any]) -> SemiFit:
+    history, data, figures = run.history, trainer.data, header["figures"]
+    draws = trainer.guide.settings.num_samples * data.batch_size
+    lists = {name: tuple(figures[name]) for name in ("warnings", "acceptance_range")}
+    return SemiFit(
+        guide=trainer.guide,
+        params=trainer.constrain(run.state.trainable),
+        losses=np.asarray(-history.elbo),
+        acceptances=np.asarray(history.acceptance),
+        proposals_per_draw=np.asarray(history.num_proposals) / draws,
+        dropped=np.asarray(history.num_dropped) / data.batch_size,
+        thresholds=np.asarray(run.state.guide_state["value"]),
+        data=data,
+        checkpoint=run.to_checkpoint(header),
+        **figures | lists,
+    )
+
+
+def evaluate(
+    rng_key: PRNGKey, trainer: Trainer, params: dict[str, PyTree]
+) -> posterior.SemiEvidence:
+    """The ELBO of all data from a sample of its points."""
+    guide, data = trainer.guide, trainer.data
+    num_global = 1 if guide.global_guide is None else _EVALUATION_GLOBALS
+    chosen = np.random.default_rng([*data.seed, 0, 0]).permutation(data.num_points)
+    chosen = np.sort(chosen[:_EVALUATION_POINTS]).astype(np.int32)
+    parts = []
+    for start in range(0, len(chosen), _ROWS_AT_ONCE):
+        index = chosen[start : start + _ROWS_AT_ONCE]
+        arguments = data.take(index)
+        static = (guide, guide.plate_of(arguments), num_global, _EVALUATION_PROPOSALS)
+        dynamic = (rng_key, params, jnp.asarray(index))
+        parts.append(guide.programs.call(posterior.evaluate, static, dynamic, arguments))
+    return posterior.summarize(parts, data.num_points)
+
+
+# Shares of points, and of the target, beyond which a fit is doubtful.
+_DROPPED_LIMIT = 0.2
+_ACCEPTANCE_LIMIT = 1.5
+
+
+def _concerns(trainer: Trainer, history: SemiTrainInfo, found: posterior.SemiEvidence) -> list[str]:
+    concerns = []
+    last = history.num_dropped[-trainer.data.per_epoch :].mean() / trainer.data.batch_size
+    if last > _DROPPED_LIMIT:
+        concerns.append(
+            f"{100 * last:.0f} % of the data points of a batch did not get their draws and were "
+            "left out, which biases the fit; raise num_proposals (or max_proposals), or use "
+            "sampler='exact'."
+        )
+    skipped = np.mean(~np.isfinite(history.elbo))
+    if skipped > 0:
+        concerns.append(
+            f"{100 * skipped:.2g} % of the steps had no finite loss and were skipped; check the "
+            "data and the model's density."
+        )
+    if abs(found.elbo_bias) > found.elbo_error:
+        concerns.append(
+            f"the estimated bias of the ELBO ({float(found.elbo_bias):.3g}) is larger than its "
+            "error; evaluate with a larger num_local: fit.guide.evaluate(..., num_local=...)."
+        )
+    return concerns

@@ -1,0 +1,195 @@
+"""Training of a guide with local latents on minibatches, in compiled chunks of steps."""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from rvrs import batches, loop
+from rvrs.batches import Batches
+from rvrs.core.problem import PRNGKey, PyTree
+from rvrs.guides import AutoSemiRVRS
+from rvrs.guides._numpyro import Arguments
+from rvrs.guides._plate import Plate
+
+Stage = Literal["warm-up", "training"]
+
+# Adam's steps are of this size at first and fall to zero along a cosine, which averages out the
+# noise of the gradient. Weights of networks, told by their number, take smaller ones.
+_LEARNING_RATE = 0.02
+_NETWORK_LEARNING_RATE = 1e-3
+_NETWORK_SIZE = 1000
+_OPTIMIZER = optax.scale_by_adam()
+# Rows of a chunk of steps that are on the device at once, and the most steps of a chunk.
+_CHUNK_BYTES = 64_000_000
+_LONGEST_CHUNK = 500
+
+
+class SemiTrainState(NamedTuple):
+    """Everything that changes while training; all of it arrays."""
+
+    trainable: dict[str, PyTree]
+    """Parameters by the names of their sites, unconstrained."""
+    opt_state: PyTree
+    guide_state: dict[str, jax.Array]
+    """T of every data point and what comes with it."""
+
+
+class SemiTrainInfo(NamedTuple):
+    """What every step tells about itself."""
+
+    elbo: jax.Array
+    """An estimate of the ELBO before the step; NaN if no point of the batch got its draws."""
+    acceptance: jax.Array
+    """Averaged over all proposals of the batch."""
+    num_proposals: jax.Array
+    """Over all points of the batch."""
+    num_dropped: jax.Array
+    """Points of the batch that did not get their draws."""
+
+
+class Trainer(NamedTuple):
+    """What a training needs to know besides its state; hashable but for the data."""
+
+    guide: AutoSemiRVRS
+    plate: Plate
+    transforms: dict[str, Any]
+    data: Batches
+    learning_rate: float | None
+
+    @property
+    def chunk_size(self) -> int:
+        """Steps of a chunk: not more than what fits."""
+        per_step = max(1, self.data.row_bytes * self.data.batch_size)
+        return max(1, min(_LONGEST_CHUNK, _CHUNK_BYTES // per_step))
+
+    def constrain(self, trainable: dict[str, PyTree]) -> dict[str, PyTree]:
+        """Parameters as the guide takes them."""
+        return {name: self.transforms[name](value) for name, value in trainable.items()}
+
+    def first_state(self, params: dict[str, PyTree]) -> SemiTrainState:
+        """The state that training starts with."""
+        trainable = {name: self.transforms[name].inv(value) for name, value in params.items()}
+        state = self.guide.first_state(self.data.num_points)
+        return SemiTrainState(trainable, _OPTIMIZER.init(trainable), state)
+
+    def run_chunk(
+        self,
+        stage: Stage,
+        rng_key: PRNGKey,
+        state: SemiTrainState,
+        start: int,
+        length: int,
+        num_steps: int,
+    ) -> tuple[SemiTrainState, SemiTrainInfo]:
+        """Steps ``start`` to ``start + length`` of a stage of ``num_steps`` steps."""
+        index = self.data.indices(start, length)
+        # The last rows again, so that a shorter last chunk is no new program.
+        filled = np.concatenate([index, np.repeat(index[-1:], self.chunk_size - length, axis=0)])
+        arguments = self.data.take(filled)
+        counts = np.array([start, length, num_steps], np.int32)
+        state, info = self.guide.programs.call(
+            _run_chunk,
+            (_Static(self), stage, self.chunk_size, self.data.row_leaves),
+            (rng_key, state, filled, counts),
+            arguments,
+        )
+        return state, jax.tree.map(lambda leaf: leaf[:length], info)
+
+
+class _Static:
+    """A trainer as a part of a program: the same one as long as the guide and its plate are."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self._key = (id(trainer.guide), trainer.plate, trainer.learning_rate)
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Static) and self._key == other._key
+
+
+def _run_chunk(
+    static: _Static,
+    stage: Stage,
+    chunk_size: int,
+    row_leaves: tuple[int, ...],
+    rng_key: PRNGKey,
+    state: SemiTrainState,
+    index: jax.Array,
+    counts: jax.Array,
+    arguments: Arguments,
+) -> tuple[SemiTrainState, SemiTrainInfo]:
+    trainer = static.trainer
+    start, length, num_steps = counts
+
+    def step(
+        key: PRNGKey, carry: tuple[SemiTrainState, jax.Array]
+    ) -> tuple[tuple[SemiTrainState, jax.Array], SemiTrainInfo]:
+        state, number = carry
+        progress = (start + number) / num_steps
+        decay = 0.5 + 0.5 * jnp.cos(jnp.pi * progress)
+        batch = batches.pick(row_leaves, arguments, number)
+        state, info = _step(trainer, stage, decay, key, state, index[number], batch)
+        return (state, number + 1), info
+
+    carry = (state, jnp.int32(0))
+    (state, _), info = loop.steps(step, rng_key, carry, start, length, chunk_size)
+    return state, info
+
+
+def _step(
+    trainer: Trainer,
+    stage: Stage,
+    decay: jax.Array,
+    rng_key: PRNGKey,
+    state: SemiTrainState,
+    index: jax.Array,
+    arguments: Arguments,
+) -> tuple[SemiTrainState, SemiTrainInfo]:
+    guide, num_points = trainer.guide, state.guide_state["value"].shape[0]
+
+    def loss(trainable: dict[str, PyTree]) -> tuple[jax.Array, dict[str, jax.Array]]:
+        params = trainer.constrain(trainable)
+        now = (rng_key, params, index, state.guide_state, arguments)
+        elbo, guide_state = guide.objective(trainer.plate, stage == "training", *now)
+        # Per data point, so that the size of the data does not change that of the gradient.
+        return -elbo / num_points, guide_state
+
+    (negative, guide_state), gradient = jax.value_and_grad(loss, has_aux=True)(state.trainable)
+    updates: Any
+    updates, opt_state = _OPTIMIZER.update(gradient, state.opt_state)
+    moved = {}
+    for name, value in state.trainable.items():
+        rate = decay * _rate(trainer, value, num_points)
+        moved[name] = optax.apply_updates(value, optax.tree.scale(-rate, updates[name]))
+    # A step without draws, or with a density that has no finite gradient there, is skipped.
+    useful = jax.tree.reduce(
+        lambda ok, leaf: ok & jnp.all(jnp.isfinite(leaf)), gradient, jnp.isfinite(negative)
+    )
+    trainable, opt_state = jax.tree.map(
+        lambda new, old: jnp.where(useful, new, old),
+        (moved, opt_state),
+        (state.trainable, state.opt_state),
+    )
+    info = SemiTrainInfo(
+        elbo=-negative * num_points,
+        acceptance=guide_state["acceptance"],
+        num_proposals=guide_state["num_proposals"],
+        num_dropped=guide_state["num_dropped"] - state.guide_state["num_dropped"],
+    )
+    return SemiTrainState(trainable, opt_state, guide_state), info
+
+
+def _rate(trainer: Trainer, value: PyTree, num_points: int) -> float:
+    if trainer.learning_rate is not None:
+        return trainer.learning_rate
+    leaves = jax.tree.leaves(value)
+    size = sum(leaf.size for leaf in leaves)
+    per_point = len(leaves) == 1 and leaves[0].shape[:1] == (num_points,)
+    is_network = size > _NETWORK_SIZE and not per_point
+    return _NETWORK_LEARNING_RATE if is_network else _LEARNING_RATE

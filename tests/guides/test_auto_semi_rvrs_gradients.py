@@ -1,0 +1,69 @@
+"""Gradients of stock ``Trace_ELBO()`` with AutoSemiRVRS against autodiff of the quadrature ELBO.
+
+The gradient is that of global, local and model parameters, for any batch size; a lost N/B, a
+gradient that leaks through the emitted draw or the missing covariance of a model gradient would
+each shift the mean over many keys.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpyro.infer import Trace_ELBO
+
+from tests.guides import hierarchies
+from tests.guides.hierarchies import HIERARCHIES
+
+EPSILON = 1e-2
+THRESHOLD = 1.0
+COUNT = 40_000
+
+
+@functools.cache
+def exact(name):
+    """The ELBO and its gradient, by the names of the parameters."""
+    case = HIERARCHIES[name]
+    with jax.enable_x64():
+        value, gradient = jax.jit(
+            jax.value_and_grad(lambda p: hierarchies.exact_elbo(case, p, THRESHOLD, EPSILON))
+        )(case.parameters())
+    return float(value), {n: np.asarray(g) for n, g in gradient.items()}
+
+
+def estimates(name, size, count=COUNT, **settings):
+    """Losses and gradients of the stock loss, one row per key."""
+    case = HIERARCHIES[name]
+    options = {"target_acceptance": 0.4, "threshold": THRESHOLD, "epsilon": EPSILON} | settings
+    guide = case.guide(size, **options)
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), case.parameters())
+    # Once without tracing, as SVI does, so that the model is checked.
+    Trace_ELBO().loss(jax.random.key(0), params, guide.model, guide)
+
+    @jax.jit
+    def rows(keys):
+        loss = lambda params, key: Trace_ELBO().loss(key, params, guide.model, guide)  # noqa: E731
+        return jax.vmap(jax.value_and_grad(loss), in_axes=(None, 0))(params, keys)
+
+    return jax.tree.map(np.asarray, rows(jax.random.split(jax.random.key(1), count)))
+
+
+def z_scores(values, gradients, name):
+    elbo, gradient = exact(name)
+    wanted = {"elbo": elbo} | gradient
+    found = {"elbo": -values} | {n: -rows for n, rows in gradients.items()}
+    scores = {}
+    for n, rows in found.items():
+        rows = rows.astype(float)
+        error = rows.std(0, ddof=1) / np.sqrt(len(rows))
+        # A point that is not in the batch has no gradient; none is always there.
+        assert np.all(error > 0)
+        scores[n] = (rows.mean(0) - wanted[n]) / error
+    return scores
+
+
+@pytest.mark.parametrize("name", HIERARCHIES)
+def test_the_gradient_of_a_batch_of_two_is_that_of_all_points(name):
+    scores = z_scores(*estimates(name, 2), name)
+    assert all(np.all(np.abs(score) < 4) for score in scores.values()), scores
