@@ -17,8 +17,15 @@ Regression, responses as they are distributed, which is centred but not scaled:
 - ``bike``: two covariates sum to the count whose logarithm is the response.
 - ``pol``.
 
-All but ``breast_cancer`` are files ``<name>.npz`` with the arrays ``X`` (rows by features), ``y``
-and ``feature_names``. A file is taken from the first place that has it:
+Binary images, from :func:`load_images`:
+
+- ``digits``: bundled with scikit-learn, 8 by 8 pixels, of which those of at least half of the
+  maximum are 1.
+- ``mnist_binarized``: the statically binarized MNIST, 28 by 28 pixels.
+
+What is not bundled is in files ``<name>.npz``, tables with the arrays ``X`` (rows by features),
+``y`` and ``feature_names``, images with ``x_train`` and ``x_test``. A file is taken from the first
+place that has it:
 
 1. the folder in the environment variable ``RVRS_DATA``;
 2. the cache, ``$XDG_CACHE_HOME/rvrs`` or ``~/.cache/rvrs``;
@@ -92,6 +99,12 @@ _FILES = {
 }
 _BUNDLED = "breast_cancer"
 
+_MNIST, _DIGITS = "mnist_binarized", "digits"
+_MNIST_SHA256 = "f51bc651efd58e7687803409d471252f3b9d17990406d1440f8dc733a1b61003"
+_MNIST_PIXELS = 784
+# Of the bundled digits, which are not split.
+_NUM_TEST_DIGITS = 297
+
 _TIMEOUT_SECONDS = 30
 # Over ten times the largest file, so that a wrong address cannot fill the memory.
 _MAX_BYTES = 32 * 2**20
@@ -160,6 +173,58 @@ def load(name: str, *, num_rows: int | None = None, seed: int = 0) -> Dataset:
     )
 
 
+class Images(NamedTuple):
+    """Binary images, one row of pixels each, as bytes of 0 and 1."""
+
+    name: str
+    train: np.ndarray
+    test: np.ndarray
+
+
+def load_images(name: str) -> Images:
+    """Load ``"mnist_binarized"`` or ``"digits"``; both parts are in a random order.
+
+    Examples
+    --------
+    >>> images = load_images("digits")
+    >>> images.train.shape, images.test.shape
+    ((1500, 64), (297, 64))
+    """
+    check_choice("name", name, (_MNIST, _DIGITS))
+    train, test = _bundled_digits() if name == _DIGITS else _read_images(_find(_MNIST))
+    # A fixed order: the test images are distributed sorted by digit.
+    return Images(
+        name,
+        train[np.random.RandomState(0).permutation(len(train))],
+        test[np.random.RandomState(1).permutation(len(test))],
+    )
+
+
+def _bundled_digits() -> tuple[np.ndarray, np.ndarray]:
+    pixels = _from_scikit_learn("load_digits", _DIGITS).data
+    binary = (pixels >= pixels.max() / 2).astype(np.uint8)
+    order = np.random.RandomState(0).permutation(len(binary))
+    return binary[order[_NUM_TEST_DIGITS:]], binary[order[:_NUM_TEST_DIGITS]]
+
+
+def _read_images(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    with path.open("rb") as file:
+        try:
+            with np.load(file, allow_pickle=False) as archive:
+                parts = archive["x_train"], archive["x_test"]
+        # A broken archive raises whatever NumPy, zipfile and zlib raise, which has no common base.
+        except Exception as error:
+            problem = "it is not a NumPy archive (.npz) with the arrays x_train and x_test"
+            raise _unusable(path, problem) from error
+    for part in parts:
+        if part.ndim != 2 or part.shape[1] != _MNIST_PIXELS or not len(part):
+            problem = f"images have the shape {part.shape} instead of (rows, {_MNIST_PIXELS})"
+            raise _unusable(path, problem)
+        if part.dtype != np.uint8 or part.max() > 1:
+            raise _unusable(path, "images are not bytes of 0 and 1")
+    return parts
+
+
 def _standardised_with_intercept(features: np.ndarray) -> np.ndarray:
     # In double precision, as the mean of a column can be much larger than its spread.
     features = features.astype(np.float64)
@@ -170,15 +235,19 @@ def _standardised_with_intercept(features: np.ndarray) -> np.ndarray:
     return np.column_stack([standardised, np.ones(len(features))])
 
 
-def _bundled() -> _Arrays:
+def _from_scikit_learn(loader: str, name: str) -> Any:
     try:
-        from sklearn.datasets import load_breast_cancer
+        from sklearn import datasets
     except ImportError as error:
         raise ImportError(
-            f"the data set {_BUNDLED!r} comes with scikit-learn, which cannot be imported; "
+            f"the data set {name!r} comes with scikit-learn, which cannot be imported; "
             "run pip install 'rvrs[data]'."
         ) from error
-    bunch: Any = load_breast_cancer()
+    return getattr(datasets, loader)()
+
+
+def _bundled() -> _Arrays:
+    bunch = _from_scikit_learn("load_breast_cancer", _BUNDLED)
     return _Arrays(bunch.data, bunch.target, bunch.feature_names)
 
 
@@ -239,7 +308,8 @@ def _find(name: str) -> Path:
                 f"RVRS_DATA_URL must begin with http://, https:// or file://, got {address!r}."
             )
         try:
-            content = _download(url, _FILES[name].sha256)
+            sha256 = _MNIST_SHA256 if name == _MNIST else _FILES[name].sha256
+            content = _download(url, sha256)
         except (OSError, HTTPException) as error:
             failure = f"not found, and {url} could not be fetched ({error})"
         else:

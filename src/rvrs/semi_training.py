@@ -72,6 +72,8 @@ class Trainer(NamedTuple):
     def first_state(self, params: dict[str, PyTree]) -> SemiTrainState:
         """The state that training starts with."""
         trainable = {name: self.transforms[name].inv(value) for name, value in params.items()}
+        # Of the types that they will have after a step, so that this compiles nothing anew.
+        trainable = jax.tree.map(lambda x: jnp.array(x, jnp.result_type(x)), trainable)
         state = self.guide.first_state(self.data.num_points)
         return SemiTrainState(trainable, _OPTIMIZER.init(trainable), state)
 

@@ -37,8 +37,9 @@ def init(threshold: Float[Array, " b"], memory: float = 0.0) -> ThresholdState:
 
     ``memory`` is the number of steps whose proposals T was found with, if it was.
     """
-    zeros = jnp.zeros_like(threshold)
-    return ThresholdState(threshold, zeros + memory, zeros, zeros, jnp.stack([zeros] * 4))
+    # Arrays of their own, since training loops may donate them.
+    drift, power = jnp.zeros_like(threshold), jnp.zeros_like(threshold)
+    return ThresholdState(threshold, drift + memory, drift, power, jnp.stack([drift] * 4))
 
 
 def multiplier(state: ThresholdState) -> Float[Array, " b"]:

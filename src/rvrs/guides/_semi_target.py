@@ -21,9 +21,9 @@ from rvrs.guides._numpyro import Arguments
 from rvrs.guides._plate import LocalProgram, Plate, Rows
 from rvrs.settings import SemiSettings
 
-# T of a point is first solved from as many proposals as give this many draws, so that Z is within
-# about 20 % of its target; following it at later visits does the rest.
-_FIRST_DRAWS = 25
+# T of a point is first solved from as many proposals as give this many draws; Z is then within a
+# factor of 1.5 of its target, and following it at later visits does the rest.
+_FIRST_DRAWS = 5
 
 Parameters = dict[str, Any]
 State = dict[str, jax.Array]
@@ -202,6 +202,22 @@ class SemiTarget(AutoGuide):
         found = elbo_surrogate(problem, targets, draws, everything, epsilon=0.0)
         return state["value"].shape[0] / len(index) * jnp.sum(found.surrogate)
 
+    def see(
+        self,
+        plate: Plate,
+        rng_key: PRNGKey,
+        parameters: Parameters,
+        index: jax.Array,
+        state: State,
+        arguments: Arguments,
+    ) -> State:
+        """The state after a first sight of the points of a batch, without a step on them."""
+        global_key, local_key = jax.random.split(rng_key)
+        latents, _ = self.draw_global(plate, global_key, parameters, arguments)
+        program = self.local_program(plate, parameters, latents, arguments)
+        problem, targets = self.problem(program, parameters, program.rows(index))
+        return state | _put(index, state, self._look_up(local_key, problem, targets, state, index))
+
     def draw_exact(
         self, rng_key: PRNGKey, problem: Problem, targets: Targets, t: jax.Array, num_samples: int
     ) -> Draws:
@@ -266,12 +282,14 @@ class SemiTarget(AutoGuide):
             followed = jax.tree.map(
                 lambda new, old: jnp.where(jnp.isfinite(new), new, old), adapted, followed
             )
-        table = {
-            name: state[name].at[..., index].set(new) for name, new in followed._asdict().items()
-        }
         total = jnp.sum(tally.num_proposals)
-        return table | {
+        return _put(index, state, followed) | {
             "acceptance": jnp.sum(tally.acceptance) / total.astype(tally.acceptance.dtype),
             "num_proposals": total,
             "num_dropped": state["num_dropped"] + jnp.sum(~draws.complete, dtype=jnp.int32),
         }
+
+
+def _put(index: jax.Array, state: State, followed: ThresholdState) -> State:
+    """The table of thresholds with new rows."""
+    return {name: state[name].at[..., index].set(new) for name, new in followed._asdict().items()}

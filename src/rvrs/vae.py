@@ -1,0 +1,187 @@
+"""A variational autoencoder of binary images to start from.
+
+Encoder and decoder are multilayer perceptrons in plain JAX, and their weights trees of arrays.
+:class:`VAE` has them as a NumPyro model with its guide, for stock ``SVI``, for
+:class:`rvrs.AutoSemiRVRS` and for the methods of :mod:`rvrs.vae_training`. The bounds of two
+methods are not comparable; :meth:`VAE.importance_bound` is the yardstick for all.
+"""
+
+from dataclasses import dataclass, fields
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from jax import Array, lax
+from jax.core import Tracer
+from jax.scipy.special import logsumexp
+
+from rvrs.core.arguments import check_count
+from rvrs.core.problem import PRNGKey
+
+
+class Layer(NamedTuple):
+    """An affine map, with weights ``(inputs, outputs)`` and biases ``(outputs,)``."""
+
+    weights: Array
+    biases: Array
+
+
+Network = tuple[Layer, ...]
+"""A multilayer perceptron with tanh between its layers."""
+Params = dict[str, Any]
+"""Unconstrained parameters: the networks ``"encoder"`` and ``"decoder"``, and those of a method."""
+
+
+def init_network(rng_key: PRNGKey, num_inputs: int, num_hidden: int, num_outputs: int) -> Network:
+    """A network with two hidden layers, Glorot's uniform weights and biases of 0."""
+    sizes = (num_inputs, num_hidden, num_hidden, num_outputs)
+    glorot = jax.nn.initializers.glorot_uniform()
+    keys = jax.random.split(rng_key, len(sizes) - 1)
+    return tuple(
+        Layer(glorot(key, shape), jnp.zeros(shape[1]))
+        for key, shape in zip(keys, pairwise(sizes), strict=True)
+    )
+
+
+def apply_network(network: Network, inputs: Array) -> Array:
+    """The outputs ``(..., outputs)`` at inputs ``(..., inputs)``."""
+    *hidden, last = network
+    for layer in hidden:
+        inputs = jnp.tanh(inputs @ layer.weights + layer.biases)
+    return inputs @ last.weights + last.biases
+
+
+@dataclass(frozen=True)
+class VAE:
+    """Images of Bernoulli pixels, decoded from standard normal latent variables.
+
+    Images are batches ``(n, num_pixels)`` of any type of number, with values from 0 to 1.
+    """
+
+    num_pixels: int = 784
+    num_latent: int = 50
+    """Dimension of the latent variable ``z`` of an image."""
+    num_hidden: int = 200
+    """Units of each of the two hidden layers of a network."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            check_count(field.name, getattr(self, field.name))
+
+    @partial(jax.jit, static_argnames="self")
+    def init(self, rng_key: PRNGKey) -> Params:
+        """Fresh weights of both networks."""
+        keys = jax.random.split(rng_key)
+        return {"encoder": self.init_encoder(keys[0]), "decoder": self.init_decoder(keys[1])}
+
+    def init_encoder(self, rng_key: PRNGKey) -> Network:
+        """Fresh weights, from pixels to the locations and the log scales of ``z``."""
+        return init_network(rng_key, self.num_pixels, self.num_hidden, 2 * self.num_latent)
+
+    def init_decoder(self, rng_key: PRNGKey) -> Network:
+        """Fresh weights, from ``z`` to the logits of the pixels."""
+        return init_network(rng_key, self.num_latent, self.num_hidden, self.num_pixels)
+
+    def prior(self) -> dist.Distribution:
+        """``p(z)``."""
+        return dist.Normal(jnp.zeros(self.num_latent), jnp.ones(self.num_latent)).to_event(1)
+
+    def encode(self, encoder: Network, images: Any) -> dist.Distribution:
+        """``q(z | x)``: a diagonal normal for every image."""
+        outputs = apply_network(encoder, self.checked(images))
+        loc, log_scale = jnp.split(outputs, 2, axis=-1)
+        return dist.Normal(loc, jnp.exp(log_scale)).to_event(1)
+
+    def decode(self, decoder: Network, z: Array) -> dist.Distribution:
+        """``p(x | z)`` at latent variables ``(..., num_latent)``."""
+        return dist.Bernoulli(logits=apply_network(decoder, z)).to_event(1)
+
+    def model(self, images: Any) -> None:
+        """The NumPyro model: sites ``z`` and ``pixels`` in the plate ``images``."""
+        pixels = self.checked(images)
+        decoder: Any = numpyro.param("decoder", self.init_decoder)
+        with numpyro.plate("images", len(pixels), dim=-1):
+            z: Any = numpyro.sample("z", self.prior())
+            numpyro.sample("pixels", self.decode(decoder, z), obs=pixels)
+
+    def encoder_guide(self, images: Any) -> None:
+        """The NumPyro guide of :meth:`model`."""
+        encoder: Any = numpyro.param("encoder", self.init_encoder)
+        posterior = self.encode(encoder, images)
+        with numpyro.plate("images", len(images), dim=-1):
+            numpyro.sample("z", posterior)
+
+    def log_weights(self, rng_key: PRNGKey, params: Params, images: Any, num_samples: int) -> Array:
+        """``log p(x, z) - log q(z | x)`` at draws from ``q``, of the shape ``(num_samples, n)``."""
+        posterior = self.encode(params["encoder"], images)
+        z: Any = posterior.sample(rng_key, (num_samples,))
+        likelihood: Any = self.decode(params["decoder"], z).log_prob(self.checked(images))
+        return likelihood + self.prior().log_prob(z) - posterior.log_prob(z)
+
+    def importance_bound(
+        self,
+        rng_key: PRNGKey,
+        params: Params,
+        images: Any,
+        num_samples: int = 5000,
+        chunk: int = 500,
+    ) -> Array:
+        """The importance-weighted lower bound on ``log p(x)`` of each image, ``(n,)``.
+
+        Parameters
+        ----------
+        params
+            Those of any method; only the networks count.
+        num_samples
+            Draws from the encoder per image: the more, the tighter.
+        chunk
+            Draws that are decoded at once, for one image after the other: this bounds the memory.
+        """
+        check_count("num_samples", num_samples)
+        check_count("chunk", chunk)
+        return _importance_bound(self, rng_key, params, self.checked(images), num_samples, chunk)
+
+    def checked(self, images: Any) -> Array:
+        """The images as floats, if they can be images of this autoencoder."""
+        shape = jnp.shape(images)
+        if len(shape) != 2 or shape[0] == 0 or shape[1] != self.num_pixels:
+            raise ValueError(
+                f"images must have the shape (rows, {self.num_pixels}), one image per row, got "
+                f"{shape}; reshape them, or set num_pixels of the VAE."
+            )
+        if not isinstance(images, Tracer):
+            # By NumPy: JAX would trace even known values inside of jit.
+            low, high = np.min(np.asarray(images)), np.max(np.asarray(images))
+            if not (low >= 0 and high <= 1):
+                raise ValueError(
+                    f"images must have values from 0 to 1, got {low} to {high}; binarize them, or "
+                    "divide grey values by their maximum."
+                )
+        return jnp.asarray(images, jnp.result_type(float))
+
+
+@partial(jax.jit, static_argnames=("vae", "num_samples", "chunk"))
+def _importance_bound(
+    vae: VAE, rng_key: PRNGKey, params: Params, images: Array, num_samples: int, chunk: int
+) -> Array:
+    def of_image(key_and_image: tuple[PRNGKey, Array]) -> Array:
+        key, image = key_and_image
+
+        def log_weight(key: PRNGKey) -> Array:
+            return vae.log_weights(key, params, image[None], num_samples=1)[0, 0]
+
+        # vmap within a chunk leaves the encoder, which has no draw, outside of the batch.
+        keys = jax.random.split(key, num_samples)
+        return log_mean_exp(lax.map(log_weight, keys, batch_size=min(chunk, num_samples)))
+
+    return lax.map(of_image, (jax.random.split(rng_key, len(images)), images))
+
+
+def log_mean_exp(log_weights: Array) -> Array:
+    """Over the first axis, that of the draws: what remains is one bound per image."""
+    return logsumexp(log_weights, axis=0) - jnp.log(len(log_weights))

@@ -1,0 +1,321 @@
+"""Training of a variational autoencoder by several bounds, on the same networks.
+
+>>> import jax, jax.numpy as jnp
+>>> from rvrs import vae, vae_training
+>>> images = jax.random.bernoulli(jax.random.key(0), 0.3, (40, 16)).astype(jnp.uint8)
+>>> autoencoder = vae.VAE(num_pixels=16, num_latent=2, num_hidden=8)
+>>> standard = vae_training.METHODS["standard"](autoencoder)
+>>> start, _ = vae_training.train(
+...     standard, jax.random.key(1), images, num_epochs=2, batch_size=10, progress=False
+... )
+>>> method = vae_training.METHODS["rvrs"](autoencoder, target_acceptance=0.2)
+>>> trained, losses = vae_training.train(
+...     method, jax.random.key(2), images, batch_size=10, params=start.params, progress=False
+... )
+>>> guide = vae_training.rvrs_guide(autoencoder, target_acceptance=0.2)
+>>> bool(guide.evaluate(jax.random.key(3), trained.params, images).elbo < 0)
+True
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import Array, lax
+from numpyro import handlers
+from numpyro.distributions import biject_to, constraints, kl_divergence
+from numpyro.infer import Trace_ELBO
+from numpyro.infer.autoguide import AutoSemiDAIS
+from tqdm.auto import tqdm
+
+from rvrs.batches import Batches
+from rvrs.core.arguments import check_count, check_positive, check_target_acceptance
+from rvrs.core.problem import PRNGKey, PyTree
+from rvrs.guides import AutoSemiRVRS
+from rvrs.settings import Sampler
+from rvrs.vae import VAE, Params, log_mean_exp
+
+RememberingLoss = Callable[[PRNGKey, Params, PyTree, Array, Any], tuple[Array, PyTree]]
+
+
+class Method(NamedTuple):
+    """A way to train a :class:`VAE`."""
+
+    init: Callable[[PRNGKey], Params]
+    """First parameters. All methods have the same networks for the same key. To start from the
+    networks of another method: ``method.init(rng_key) | {"encoder": ..., "decoder": ...}``."""
+    loss: Callable[[PRNGKey, Params, Any], Array]
+    """``(rng_key, params, images) -> scalar``: minus the bound, as the mean over the images."""
+    first_state: Callable[[int], PyTree] = lambda num_images: ()
+    """``(num_images) -> state``: what the method remembers of every image while training."""
+    remembering_loss: RememberingLoss | None = None
+    """``(rng_key, params, state, index, images) -> (scalar, state)``: the loss of a method that
+    remembers, at the images that have these numbers among all."""
+    see: Callable[[PRNGKey, Params, PyTree, Array, Any], PyTree] | None = None
+    """``(rng_key, params, state, index, images) -> state``: what the method has to find out about
+    an image before its first step on it, which a step does otherwise."""
+
+    def step_loss(
+        self, rng_key: PRNGKey, params: Params, state: PyTree, index: Array, images: Any
+    ) -> tuple[Array, PyTree]:
+        """The loss of a training step, and the next state, of a method of either kind."""
+        if self.remembering_loss is None:
+            return self.loss(rng_key, params, images), state
+        return self.remembering_loss(rng_key, params, state, index, images)
+
+
+def standard(vae: VAE) -> Method:
+    """The ELBO, with one draw per image for the likelihood and the exact divergence."""
+
+    def loss(rng_key: PRNGKey, params: Params, images: Any) -> Array:
+        posterior = vae.encode(params["encoder"], images)
+        z: Any = posterior.sample(rng_key)
+        likelihood: Any = vae.decode(params["decoder"], z).log_prob(vae.checked(images))
+        return jnp.mean(kl_divergence(posterior, vae.prior()) - likelihood)
+
+    return Method(vae.init, loss)
+
+
+def iwae(vae: VAE, num_samples: int = 10) -> Method:
+    """The importance-weighted bound of Burda et al. (2015), with ``num_samples`` draws (K)."""
+    check_count("num_samples", num_samples)
+
+    def loss(rng_key: PRNGKey, params: Params, images: Any) -> Array:
+        # One mean of weights per image; of whole batches, the bound would be looser.
+        return -jnp.mean(log_mean_exp(vae.log_weights(rng_key, params, images, num_samples)))
+
+    return Method(vae.init, loss)
+
+
+def uha(vae: VAE, num_steps: int = 10) -> Method:
+    """Uncorrected Hamiltonian annealing (DAIS): ``num_steps`` (K) from encoder to posterior.
+
+    Step sizes, damping, temperatures and masses are learned, and common to all images.
+    """
+    check_count("num_steps", num_steps)
+
+    make_guide = partial(
+        AutoSemiDAIS,
+        vae.model,
+        vae.model,
+        local_guide=vae.encoder_guide,
+        K=num_steps,
+        eta_init=0.005,
+        eta_max=0.25,
+        use_global_dais_params=True,
+        subsample_plate="images",
+    )
+    return guided(vae, make_guide)
+
+
+def guided(vae: VAE, make_guide: Callable[[], Callable[[Any], Any]]) -> Method:
+    """The ELBO of a NumPyro guide of ``vae.model``, by stock ``Trace_ELBO()``.
+
+    A guide is made whenever a loss is compiled: autoguides remember the size of their first batch.
+    """
+
+    # Compiled, since of all that an autoguide does at its first call only the values are needed.
+    @jax.jit
+    def init_guide(rng_key: PRNGKey) -> Params:
+        image = jnp.zeros((1, vae.num_pixels))
+        trace = handlers.trace(handlers.seed(make_guide(), rng_key)).get_trace(image)
+        sites = [site for site in trace.values() if site["type"] == "param"]
+        params = {site["name"]: _transform(site).inv(site["value"]) for site in sites}
+        # Python's numbers would become arrays of another type at the first step.
+        return jax.tree.map(lambda x: lax.convert_element_type(x, jnp.result_type(x)), params)
+
+    def init(rng_key: PRNGKey) -> Params:
+        return init_guide(rng_key) | vae.init(rng_key)
+
+    def loss(rng_key: PRNGKey, params: Params, images: Any) -> Array:
+        def constrained(site: dict[str, Any]) -> Any:
+            if site["type"] != "param":
+                return None
+            if site["name"] not in params:
+                raise ValueError(f"params lacks {site['name']!r}; start from those of init.")
+            return _transform(site)(params[site["name"]])
+
+        model = handlers.substitute(vae.model, substitute_fn=constrained)
+        guide = handlers.substitute(make_guide(), substitute_fn=constrained)
+        total: Any = Trace_ELBO().loss(rng_key, {}, model, guide, images)
+        return total / len(images)
+
+    return Method(init, loss)
+
+
+def _transform(site: dict[str, Any]) -> Any:
+    return biject_to(site["kwargs"].get("constraint", constraints.real))
+
+
+def rvrs(
+    vae: VAE,
+    target_acceptance: float = 0.1,
+    *,
+    num_samples: int = 2,
+    num_proposals: int | None = None,
+    sampler: Sampler = "budget",
+) -> Method:
+    """Reparameterized variational rejection sampling, with one threshold per image.
+
+    By default as in the paper: the budget sampler with ``round(num_samples / target_acceptance)``
+    proposals per image. ``loss`` solves for the thresholds afresh, so it is right for images that
+    were never seen.
+    """
+    guide = rvrs_guide(
+        vae,
+        target_acceptance,
+        num_samples=num_samples,
+        num_proposals=num_proposals,
+        sampler=sampler,
+    )
+
+    def step_loss(
+        rng_key: PRNGKey, params: Params, state: PyTree, index: Array, images: Any
+    ) -> tuple[Array, PyTree]:
+        arguments = ((images,), {})
+        plate = guide.plate_of(arguments)
+        elbo, new = guide.objective(plate, True, rng_key, params, index, state, arguments)
+        return -elbo / len(state["value"]), new
+
+    def loss(rng_key: PRNGKey, params: Params, images: Any) -> Array:
+        unseen = guide.first_state(len(images))
+        return step_loss(rng_key, params, unseen, jnp.arange(len(images)), images)[0]
+
+    def see(rng_key: PRNGKey, params: Params, state: PyTree, index: Array, images: Any) -> PyTree:
+        arguments = ((images,), {})
+        return guide.see(guide.plate_of(arguments), rng_key, params, index, state, arguments)
+
+    return Method(vae.init, loss, guide.first_state, step_loss, see)
+
+
+def rvrs_guide(
+    vae: VAE,
+    target_acceptance: float = 0.1,
+    *,
+    num_samples: int = 2,
+    num_proposals: int | None = None,
+    sampler: Sampler = "budget",
+) -> AutoSemiRVRS:
+    """The guide of :func:`rvrs`, whose ``evaluate`` and ``sample_posterior`` take any images."""
+    if sampler == "budget" and num_proposals is None:
+        check_count("num_samples", num_samples)
+        check_target_acceptance(target_acceptance, epsilon=0)
+        num_proposals = round(num_samples / target_acceptance)
+    return AutoSemiRVRS(
+        vae.model,
+        vae.model,
+        local_guide=vae.encoder_guide,
+        subsample_plate="images",
+        target_acceptance=target_acceptance,
+        num_samples=num_samples,
+        num_proposals=num_proposals,
+        sampler=sampler,
+    )
+
+
+METHODS: dict[str, Callable[..., Method]] = {
+    "standard": standard,
+    "iwae": iwae,
+    "uha": uha,
+    "rvrs": rvrs,
+}
+"""By name, functions of a :class:`VAE` and of the method's options."""
+
+
+class TrainState(NamedTuple):
+    """What changes while training."""
+
+    params: Params
+    opt_state: PyTree
+    memory: PyTree
+    """The state of the method: of RVRS, the thresholds of all images."""
+
+
+def first_train_state(
+    method: Method, optimizer: Any, params: Params, num_images: int
+) -> TrainState:
+    """The state that training starts with."""
+    return TrainState(params, optimizer.init(params), method.first_state(num_images))
+
+
+def train_step(
+    method: Method, optimizer: Any, rng_key: PRNGKey, state: TrainState, index: Array, images: Any
+) -> tuple[TrainState, Array]:
+    """One step on the images with the numbers ``index``; gives the loss before it, too."""
+
+    def loss(params: Params) -> tuple[Array, PyTree]:
+        return method.step_loss(rng_key, params, state.memory, index, images)
+
+    (value, memory), gradient = jax.value_and_grad(loss, has_aux=True)(state.params)
+    updates, opt_state = optimizer.update(gradient, state.opt_state)
+    return TrainState(optax.apply_updates(state.params, updates), opt_state, memory), value
+
+
+def train(
+    method: Method,
+    rng_key: PRNGKey,
+    images: Any,
+    *,
+    num_epochs: int = 1,
+    batch_size: int = 100,
+    learning_rate: float = 1e-3,
+    params: Params | None = None,
+    progress: bool = True,
+) -> tuple[TrainState, np.ndarray]:
+    """Train by Adam on batches drawn without replacement in every epoch.
+
+    Parameters
+    ----------
+    images
+        ``(n, num_pixels)``; may be a memory map.
+    params
+        Where to start, e.g. from the networks of another method: a better start for RVRS and UHA
+        is a VAE trained by ``"standard"``. None starts afresh.
+
+    Returns
+    -------
+    The last state, whose ``params`` are the result, and the losses of all steps.
+    """
+    check_count("num_epochs", num_epochs)
+    check_count("batch_size", batch_size)
+    check_positive("learning_rate", learning_rate)
+    if batch_size > len(images):
+        raise ValueError(f"batch_size={batch_size} is more than the {len(images)} images.")
+    optimizer = optax.adam(learning_rate)
+    init_key, seed_key, step_key = jax.random.split(rng_key, 3)
+    # Copies, since the buffers of a step become those of the next one.
+    start = jax.tree.map(jnp.array, method.init(init_key) | (params or {}))
+    state = first_train_state(method, optimizer, start, len(images))
+    seed = tuple(int(word) for word in np.asarray(jax.random.key_data(seed_key)).ravel())
+    data = Batches(((images,), {}), (0,), len(images), batch_size, seed)
+
+    @partial(jax.jit, donate_argnums=0)
+    def run(state: TrainState, start: Array, index: Array, images: Array) -> tuple[Any, Array]:
+        def step(state: TrainState, batch: tuple[Array, Array, Array]) -> tuple[Any, Array]:
+            number, index, images = batch
+            key = jax.random.fold_in(step_key, number)
+            return train_step(method, optimizer, key, state, index, images)
+
+        numbers = start + jnp.arange(len(index))
+        return lax.scan(step, state, (numbers, index, images))
+
+    # Steps of one call: as many as divide an epoch, so that one program serves all.
+    length = max(n for n in range(1, _LONGEST_CHUNK + 1) if data.per_epoch % n == 0)
+    losses = []
+    with tqdm(total=num_epochs, unit="epoch", disable=not progress) as bar:
+        for first in range(0, num_epochs * data.per_epoch, length):
+            index = data.indices(first, length)
+            (batch,), _ = data.take(index)
+            state, found = run(state, jnp.int32(first), jnp.asarray(index), jnp.asarray(batch))
+            losses.append(np.asarray(found))
+            bar.set_postfix_str(f"loss {losses[-1].mean():.3f}", refresh=False)
+            bar.update(length / data.per_epoch)
+    return state, np.concatenate(losses)
+
+
+# Rows of this many steps are on the device at once.
+_LONGEST_CHUNK = 100
