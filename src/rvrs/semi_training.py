@@ -1,5 +1,6 @@
 """Training of a guide with local latents on minibatches, in compiled chunks of steps."""
 
+from collections.abc import Hashable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -21,7 +22,10 @@ Stage = Literal["warm-up", "training"]
 _LEARNING_RATE = 0.02
 _NETWORK_LEARNING_RATE = 1e-3
 _NETWORK_SIZE = 1000
-_OPTIMIZER = optax.scale_by_adam()
+# Adam averages squares of gradients over this many steps of a parameter. One that belongs to a data
+# point takes a step only when the point is in the batch; averaged over so few of these that the
+# average follows single gradients, skewed ones would be biased.
+_SECOND_MOMENT_STEPS = 1000
 # Rows of a chunk of steps that are on the device at once, and the most steps of a chunk.
 _CHUNK_BYTES = 64_000_000
 _LONGEST_CHUNK = 500
@@ -60,6 +64,35 @@ class Trainer(NamedTuple):
     learning_rate: float | None
 
     @property
+    def optimizer(self) -> optax.GradientTransformation:
+        """Adam, with a longer memory for parameters of single data points."""
+        seldom = self.data.batch_size / self.data.num_points
+        kinds: dict[Hashable, optax.GradientTransformation] = {
+            "shared": optax.scale_by_adam(b2=1 - 1 / _SECOND_MOMENT_STEPS),
+            "point": optax.scale_by_adam(b2=1 - seldom / _SECOND_MOMENT_STEPS),
+        }
+        return optax.partition(
+            kinds,
+            lambda trainable: {
+                name: "point" if self.of_points(value) else "shared"
+                for name, value in trainable.items()
+            },
+        )
+
+    def of_points(self, value: PyTree) -> bool:
+        """Whether a parameter has one row per data point."""
+        leaves = jax.tree.leaves(value)
+        return len(leaves) == 1 and leaves[0].shape[:1] == (self.data.num_points,)
+
+    def rate(self, value: PyTree) -> float:
+        """The first learning rate of a parameter."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        size = sum(leaf.size for leaf in jax.tree.leaves(value))
+        is_network = size > _NETWORK_SIZE and not self.of_points(value)
+        return _NETWORK_LEARNING_RATE if is_network else _LEARNING_RATE
+
+    @property
     def chunk_size(self) -> int:
         """Steps of a chunk: not more than what fits."""
         per_step = max(1, self.data.row_bytes * self.data.batch_size)
@@ -75,7 +108,7 @@ class Trainer(NamedTuple):
         # Of the types that they will have after a step, so that this compiles nothing anew.
         trainable = jax.tree.map(lambda x: jnp.array(x, jnp.result_type(x)), trainable)
         state = self.guide.first_state(self.data.num_points)
-        return SemiTrainState(trainable, _OPTIMIZER.init(trainable), state)
+        return SemiTrainState(trainable, self.optimizer.init(trainable), state)
 
     def run_chunk(
         self,
@@ -106,7 +139,9 @@ class _Static:
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
-        self._key = (id(trainer.guide), trainer.plate, trainer.learning_rate)
+        data = trainer.data
+        shape = (data.num_points, data.batch_size, data.row_leaves)
+        self._key = (id(trainer.guide), trainer.plate, trainer.learning_rate, shape)
 
     def __hash__(self) -> int:
         return hash(self._key)
@@ -164,10 +199,10 @@ def _step(
 
     (negative, guide_state), gradient = jax.value_and_grad(loss, has_aux=True)(state.trainable)
     updates: Any
-    updates, opt_state = _OPTIMIZER.update(gradient, state.opt_state)
+    updates, opt_state = trainer.optimizer.update(gradient, state.opt_state)
     moved = {}
     for name, value in state.trainable.items():
-        rate = decay * _rate(trainer, value, num_points)
+        rate = decay * trainer.rate(value)
         moved[name] = optax.apply_updates(value, optax.tree.scale(-rate, updates[name]))
     # A step without draws, or with a density that has no finite gradient there, is skipped.
     useful = jax.tree.reduce(
@@ -185,13 +220,3 @@ def _step(
         num_dropped=guide_state["num_dropped"] - state.guide_state["num_dropped"],
     )
     return SemiTrainState(trainable, opt_state, guide_state), info
-
-
-def _rate(trainer: Trainer, value: PyTree, num_points: int) -> float:
-    if trainer.learning_rate is not None:
-        return trainer.learning_rate
-    leaves = jax.tree.leaves(value)
-    size = sum(leaf.size for leaf in leaves)
-    per_point = len(leaves) == 1 and leaves[0].shape[:1] == (num_points,)
-    is_network = size > _NETWORK_SIZE and not per_point
-    return _NETWORK_LEARNING_RATE if is_network else _LEARNING_RATE

@@ -282,7 +282,7 @@ class SemiTarget(AutoGuide):
             followed = jax.tree.map(
                 lambda new, old: jnp.where(jnp.isfinite(new), new, old), adapted, followed
             )
-        total = jnp.sum(tally.num_proposals)
+        total = jnp.sum(tally.num_proposals, dtype=jnp.int32)
         return _put(index, state, followed) | {
             "acceptance": jnp.sum(tally.acceptance) / total.astype(tally.acceptance.dtype),
             "num_proposals": total,
