@@ -18,7 +18,7 @@ from tests.guides.hierarchies import HIERARCHIES
 
 EPSILON = 1e-2
 THRESHOLD = 1.0
-COUNT = 40_000
+COUNT = 10_000
 
 
 @functools.cache

@@ -40,10 +40,8 @@ from rvrs import datasets
 from rvrs.core.arguments import check_choice, check_count, check_positive, check_target_acceptance
 from rvrs.datasets import Dataset
 
-DATASETS = ("pol", "bike")
-"""Names that :func:`load` knows: 5000 rows each."""
-BATCH_SIZE = 256
-NUM_STEPS = 100_000  # a sixth of the paper's
+DATASETS = ("pol", "bike")  # 5000 rows each
+BATCH_SIZE, NUM_STEPS = 256, 100_000  # the paper has six times as many steps
 NOISY_SHARE, NOISE_SD = 0.25, 2.5
 """Share of the responses that get noise, and its scale over that of least squares' residuals."""
 PLATE = "data"
@@ -96,9 +94,8 @@ def build(dataset: Dataset, batch_size: int) -> Models:
     prior Gamma(2, 0.1) of Juarez and Steel (2010).
     """
     size, num_covariates = dataset.covariates.shape
-    check_count("batch_size", batch_size)
-    if batch_size > size:
-        raise ValueError(f"batch_size must be at most {size}, the rows of the data; lower it.")
+    if not 1 <= batch_size <= size:
+        raise ValueError(f"batch_size must be from 1 to {size}, the rows; got {batch_size}.")
     covariates, responses = jnp.asarray(dataset.covariates), jnp.asarray(dataset.responses)
 
     def global_model() -> tuple[Any, ...]:
@@ -149,28 +146,24 @@ def train(
         state, loss = svi.stable_update(state, chosen)
         return state, rows, num_skipped + jnp.isnan(loss)
 
-    rows = jnp.arange(num_rows)
-    carry = svi.init(init_key, rows[:BATCH_SIZE]), rows, jnp.array(0)
+    carry = svi.init(init_key, jnp.arange(BATCH_SIZE)), jnp.arange(num_rows), jnp.array(0)
     steps = jax.jit(lambda start, end, carry: jax.lax.fori_loop(start, end, step, carry))
     compiled = steps.lower(0, num_steps, carry).compile()
     begin = time.perf_counter()
     for start in range(0, num_steps, _CHUNK_SIZE):
-        end = min(start + _CHUNK_SIZE, num_steps)
-        carry = jax.block_until_ready(compiled(start, end, carry))
+        carry = jax.block_until_ready(compiled(start, min(start + _CHUNK_SIZE, num_steps), carry))
     seconds = time.perf_counter() - begin
     if carry[2] > 0.01 * num_steps:
         raise RuntimeError(f"{carry[2]} of {num_steps} steps had no finite gradient.")
     return svi.get_params(carry[0]), seconds / num_steps
 
 
-def evaluate(
-    rng_key: jax.Array, model: Any, guide: Any, params: dict[str, Any]
-) -> tuple[float, float]:
+def evaluate(rng_key: jax.Array, model: Any, guide: Any, params: Any) -> tuple[float, float]:
     """The ELBO and its standard error by NumPyro's own loss; on batches, it would be very noisy."""
     handlers.seed(guide, rng_key)()  # a guide has to see its model before anything is compiled
 
     @jax.jit
-    def losses(rng_key: jax.Array, params: dict[str, Any]) -> jax.Array:
+    def losses(rng_key: jax.Array, params: Any) -> jax.Array:
         keys = jax.random.split(rng_key, _DRAWS_PER_ROUND)
         return jax.lax.map(lambda key: Trace_ELBO().loss(key, params, model, guide), keys)
 
@@ -184,13 +177,11 @@ def evaluate(
 
 
 class Result(NamedTuple):
-    """What a method achieved."""
+    """The ELBO with its Monte Carlo standard error, the posterior mean of ``nu``, the time."""
 
     elbo: float
     elbo_error: float
-    """Monte Carlo standard error of the evaluation."""
     degrees_of_freedom: float
-    """Posterior mean of ``nu``."""
     seconds_per_step: float
 
 
@@ -205,36 +196,28 @@ def mean_degrees_of_freedom(params: Mapping[str, Any]) -> float:
     return float(jnp.exp(loc + scale**2 / 2))
 
 
+# In log tau, the local posteriors differ by a shift alone (see optimal_fraction), so that one
+# dynamics is best for all. If every row has its own, which is NumPyro's default, some diverge.
+_DYNAMICS: dict[str, Any] = {"eta_init": 0.05, "eta_max": 0.25, "use_global_dais_params": True}
+
+
 def _semi_dais(models: Models, num_leapfrog: int) -> tuple[Any, Any]:
-    guide = AutoSemiDAIS(
-        models.model,
-        models.local_model,
-        normal_guide(models.global_model),
-        K=num_leapfrog,
-        eta_init=0.05,
-        eta_max=0.25,
-        init_scale=0.5,
-        subsample_plate=PLATE,  # which is not subsampled in evaluation
-        # In log tau, the local posteriors differ by a shift alone (see optimal_fraction), so that
-        # one dynamics is best for all. If every row has its own, NumPyro's default, some diverge.
-        use_global_dais_params=True,
-    )
-    return models.model, guide
+    parts = models.model, models.local_model, normal_guide(models.global_model)
+    settings = {"init_scale": 0.5, "subsample_plate": PLATE} | _DYNAMICS
+    return models.model, AutoSemiDAIS(*parts, K=num_leapfrog, **settings)
 
 
 def _by_svi(
-    choose: Callable[[Models], tuple[Any, Any]],
-    rng_key: jax.Array,
-    dataset: Dataset,
-    num_steps: int,
-    num_draws: int = 1,
+    choose: Any, rng_key: jax.Array, dataset: Dataset, num_steps: int, num_draws: int = 1
 ) -> Result:
-    """Train on batches and evaluate on all rows the model and guide that ``choose`` returns."""
+    """Train on batches, and evaluate on all rows, what ``choose(models)`` returns: model, guide."""
     train_key, evaluate_key = jax.random.split(rng_key)
-    on_batches, size = choose(build(dataset, BATCH_SIZE)), len(dataset.responses)
-    params, seconds = train(train_key, *on_batches, size, num_steps, num_draws)
-    elbo = evaluate(evaluate_key, *choose(build(dataset, size)), params)
-    return Result(*elbo, mean_degrees_of_freedom(params), seconds)
+    size = len(dataset.responses)
+    model, guide = choose(build(dataset, BATCH_SIZE))
+    params, seconds = train(train_key, model, guide, size, num_steps, num_draws)
+    model, guide = choose(build(dataset, size))
+    elbo, error = evaluate(evaluate_key, model, guide, params)
+    return Result(elbo, error, mean_degrees_of_freedom(params), seconds)
 
 
 METHODS: dict[str, Callable[[jax.Array, Dataset, int], Result]] = {
@@ -294,8 +277,8 @@ def family_gap(shape: float, target_acceptance: float, location: float, scale: f
         return -float(_WEIGHTS @ log_weights)
     # At these thresholds, all acceptance probabilities are below or above the target.
     ends = logit(target_acceptance) - log_weights[[log_weights.argmax(), log_weights.argmin()]]
-    acceptance = lambda threshold: _WEIGHTS @ expit(log_weights + threshold)  # noqa: E731
-    threshold: Any = brentq(lambda threshold: acceptance(threshold) - target_acceptance, *ends)
+    excess = lambda t: _WEIGHTS @ expit(log_weights + t) - target_acceptance  # noqa: E731
+    threshold: Any = brentq(excess, *ends)
     r = _WEIGHTS * expit(log_weights + threshold) / target_acceptance
     # A = lw - log a = log(exp(lw) + exp(-T)), and the gap is -(E_r[A] + log Z).
     return -float(r @ np.logaddexp(log_weights, -threshold)) - math.log(target_acceptance)
@@ -312,13 +295,9 @@ def family_optimum(shape: float, target_acceptance: float) -> tuple[float, float
     check_positive("shape", shape)
     check_target_acceptance(target_acceptance, epsilon=0.0)
     start = math.log(shape) - 1 / (2 * shape), -math.log(shape) / 2
-    found = minimize(
-        lambda at: family_gap(shape, target_acceptance, at[0], math.exp(at[1])),
-        start,
-        method="Nelder-Mead",
-        options={"xatol": 1e-6, "fatol": 1e-12},
-    )
-    return float(found.fun), family_gap(shape, 1.0, start[0], math.exp(start[1]))
+    gap = lambda at, acceptance: family_gap(shape, acceptance, at[0], math.exp(at[1]))  # noqa: E731
+    found = minimize(gap, start, target_acceptance, method="Nelder-Mead", tol=1e-9)
+    return float(found.fun), gap(start, 1.0)
 
 
 def optimal_fraction(degrees_of_freedom: float, target_acceptance: float) -> float:

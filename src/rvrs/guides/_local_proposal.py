@@ -1,6 +1,7 @@
 """Proposals for local latent variables: normals of each data point, or a user's guide."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import biject_to, constraints
+from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.util import helpful_support_errors
 
 from rvrs.guides import _numpyro, _plate
@@ -26,6 +28,10 @@ class LocalProposal(Protocol):
 
     def distributions(self, program: LocalProgram, shared: Shared, row: Rows) -> Distributions:
         """The distributions of one data point, over values with a plate axis of 1."""
+        ...
+
+    def forgetting(self) -> AbstractContextManager[None]:
+        """Inside, whatever is learned of a model that JAX is tracing is forgotten in the end."""
         ...
 
 
@@ -58,6 +64,10 @@ class PointwiseNormal:
                 scale, jnp.full(shape, self._init_scale), constraint=constraints.softplus_positive
             )
         return found
+
+    def forgetting(self) -> AbstractContextManager[None]:
+        """Nothing is learned that could be forgotten."""
+        return nullcontext()
 
     def distributions(self, program: LocalProgram, shared: Shared, row: Rows) -> Distributions:
         """Normals, carried to the support that the site has in this run of the model."""
@@ -108,11 +118,26 @@ class GuideProposal:
         self._check(program, trace)
         return _numpyro.model_parameters(trace)
 
+    def check(self, program: LocalProgram, parameters: dict[str, Any]) -> None:
+        """Refuse a guide whose sites are not those of the model's plate."""
+        values = {**parameters, program.plate.name: jnp.arange(program.plate.num_rows)}
+        self._check(program, _plate.run(self._guide, program.arguments, values))
+
     def distributions(self, program: LocalProgram, shared: Shared, row: Rows) -> Distributions:
         """Those of a run of the guide for one data point."""
         values = {**shared.parameters, program.plate.name: row.number[None]}
         trace = _plate.run(self._guide, program.at_row(shared, row), values)
         return {site.name: trace[site.name]["fn"] for site in program.plate.local}
+
+    @contextmanager
+    def forgetting(self) -> Iterator[None]:
+        """Let an autoguide forget what it learns of the model inside, while JAX is tracing."""
+        knows = getattr(self._guide, "prototype_trace", None) is not None
+        try:
+            yield
+        finally:
+            if not knows and isinstance(self._guide, AutoGuide):
+                self._guide.prototype_trace = None
 
     def check_independent(self, program: LocalProgram, shared: Shared, row: Rows) -> None:
         """Refuse a guide one of whose sites depends on the draw at another."""
@@ -155,9 +180,18 @@ class GuideProposal:
                     f"local_guide: site {name!r} is not inside the plate {plate.name!r}; put it "
                     "there, as in the model."
                 )
-            if isinstance(site["fn"], dist.Delta) or not site["fn"].has_rsample:
+            event_dim = next(local.event_dim for local in plate.local if local.name == name)
+            if site["fn"].event_dim != event_dim:
                 raise ValueError(
-                    f"local_guide: the distribution of site {name!r} "
-                    f"({type(site['fn']).__name__}) has no density with a reparameterized sampler; "
-                    "use one that has, e.g. Normal, LogNormal, Gamma, Beta or Dirichlet."
+                    f"local_guide: site {name!r} has {site['fn'].event_dim} event dimensions, but "
+                    f"{event_dim} in the model; use to_event as there."
+                )
+            base = site["fn"]
+            while isinstance(base, dist.Independent | dist.ExpandedDistribution):
+                base = base.base_dist
+            if isinstance(base, dist.Delta) or not base.has_rsample:
+                raise ValueError(
+                    f"local_guide: the distribution of site {name!r} ({type(base).__name__}) has "
+                    "no density with a reparameterized sampler; use one that has, e.g. Normal, "
+                    "LogNormal, Gamma, Beta or Dirichlet."
                 )

@@ -154,6 +154,8 @@ def _run(function: Callable, arguments: Arguments, values: dict[str, Any]) -> di
     with handlers.block(), warnings.catch_warnings():
         # That an index has another length than the plate's subsample is the point here.
         warnings.filterwarnings("ignore", "subsample_size does not match")
+        # Nor does it matter that a site has its value when a feasible one is looked for.
+        warnings.filterwarnings("ignore", "init_to_uniform.. skipping initialization")
         fixed = handlers.substitute(function, data=values)
         return handlers.trace(fixed).get_trace(*arguments[0], **arguments[1])
 

@@ -51,7 +51,8 @@ def inspect_shapes(target: SemiTarget, subsample_plate: str | None, arguments: A
         jax.ShapeDtypeStruct(leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype))
         for leaf in (leaves[place] for place in places)
     ]
-    jax.eval_shape(look, shapes)
+    with target.local_proposal.forgetting():
+        jax.eval_shape(look, shapes)
     return found[0]
 
 
@@ -68,6 +69,7 @@ def _find_rows(target: SemiTarget, program: LocalProgram, parameters: Parameters
         if _runs_alone(target, program._replace(plate=candidate), parameters):
             return candidate
     if isinstance(target.local_proposal, GuideProposal):
+        target.local_proposal.check(program, parameters)
         raise ValueError(
             f"{GUIDE}: local_guide or the model cannot be run for one data point of plate "
             f"{plate.name!r} alone; let both take their rows by the plate's index "
@@ -112,9 +114,10 @@ def _runs_alone(target: SemiTarget, program: LocalProgram, parameters: Parameter
         return jnp.zeros(())
 
     try:
-        jax.eval_shape(look)
-    except (TypeError, ValueError, IndexError):
-        # Shapes that do not go together.
+        with target.local_proposal.forgetting():
+            jax.eval_shape(look)
+    except (TypeError, ValueError, IndexError, KeyError):
+        # Shapes that do not go together, or a local guide that lacks a site.
         return False
     return all(alone)
 
