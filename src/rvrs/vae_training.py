@@ -252,7 +252,8 @@ def train_step(
 
     (value, memory), gradient = jax.value_and_grad(loss, has_aux=True)(state.params)
     updates, opt_state = optimizer.update(gradient, state.opt_state)
-    return TrainState(optax.apply_updates(state.params, updates), opt_state, memory), value
+    params: Any = optax.apply_updates(state.params, updates)
+    return TrainState(params, opt_state, memory), value
 
 
 def train(

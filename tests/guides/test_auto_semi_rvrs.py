@@ -33,9 +33,7 @@ def evaluated(name, target_acceptance, num_global=400, num_local=400, epsilon=EP
     case = HIERARCHIES[name]
     guide = case.guide(2, target_acceptance=target_acceptance, epsilon=epsilon)
     params = float32(case.parameters())
-    return guide.evaluate(
-        jax.random.key(0), params, num_global=num_global, num_local=num_local
-    )
+    return guide.evaluate(jax.random.key(0), params, num_global=num_global, num_local=num_local)
 
 
 @pytest.mark.parametrize("name", ["normal", "scale mixture, Gamma"])
@@ -262,15 +260,12 @@ def trained(size=2, num_steps=300):
     guide = case.guide(size, target_acceptance=0.3)
     svi = SVI(guide.model, guide, optax.adam(0.02), Trace_ELBO())
     state = svi.init(jax.random.key(0))
-    first = state
-    state, losses = jax.lax.scan(
-        lambda state, _: svi.update(state), state, None, length=num_steps
-    )
-    return guide, svi, first, state, losses
+    state, losses = jax.lax.scan(lambda state, _: svi.update(state), state, None, length=num_steps)
+    return guide, svi, state, losses
 
 
 def test_stock_svi_trains_it_in_a_scan():
-    guide, svi, first, state, losses = trained()
+    _, _, state, losses = trained()
     assert bool(jnp.all(jnp.isfinite(losses)))
     assert float(losses[-100:].mean()) < float(losses[:20].mean())
     table = state.mutable_state["auto_state"]
@@ -280,7 +275,7 @@ def test_stock_svi_trains_it_in_a_scan():
 
 
 def test_only_the_rows_of_the_batch_change_in_the_table_of_thresholds():
-    guide, svi, _, state, _ = trained()
+    _, svi, state, _ = trained()
     with handlers.substitute(data={"data": jnp.array([2, 0])}):
         new, _ = svi.update(state)
     before, after = (s.mutable_state["auto_state"]["value"] for s in (state, new))
@@ -307,7 +302,7 @@ def test_a_subset_is_chosen_as_for_autosemidais():
 
 
 def test_quantiles_and_predictive_go_with_it():
-    guide, svi, _, state, _ = trained()
+    guide, svi, state, _ = trained()
     params = svi.get_params(state)
     low, high = guide.quantiles(params, [0.1, 0.9], num_samples=200)["z"]
     assert bool(jnp.all(low < high))

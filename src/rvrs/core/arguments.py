@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 
 def check_target_acceptance(target_acceptance: Any, epsilon: float) -> None:
@@ -92,10 +91,13 @@ def check_shape(name: str, value: Any) -> None:
 
 def check_quantiles(quantiles: Any) -> jax.Array:
     """One number between 0 and 1, or several."""
-    levels = np.asarray(quantiles)
-    if not np.issubdtype(levels.dtype, np.number) or not np.all((levels >= 0) & (levels <= 1)):
+    try:
+        levels = jnp.asarray(quantiles, float)
+    except (TypeError, ValueError):
+        levels = jnp.asarray(jnp.nan)
+    if not bool(jnp.all((levels >= 0) & (levels <= 1))):
         raise ValueError(f"quantiles must be numbers between 0 and 1, got {quantiles!r}.")
-    return jnp.asarray(levels, float)
+    return levels
 
 
 def check_choice(name: str, value: Any, choices: Collection[str]) -> None:

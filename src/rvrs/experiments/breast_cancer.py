@@ -21,6 +21,7 @@ from numpyro.infer import MCMC, NUTS
 from rvrs import datasets, fitting, plots
 from rvrs.core.arguments import check_count
 from rvrs.datasets import Dataset
+from rvrs.run import Callback
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -108,7 +109,7 @@ def fit(
     dataset: Dataset,
     *,
     num_steps: int = NUM_STEPS,
-    callback: fitting.Callback | None = None,
+    callback: Callback | None = None,
 ) -> MethodFit:
     """Fit the model by one method, and draw from the fit.
 

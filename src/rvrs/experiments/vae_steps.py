@@ -105,7 +105,7 @@ def measure(
     for turn, index in enumerate(order):
         for name, train in trainers.items():
             seconds = train(jax.random.key(turn), index, images)
-            times[name].append(tuple(s / num_steps * 1e3 for s in seconds))
+            times[name].append((seconds[0] / num_steps * 1e3, seconds[1] / num_steps * 1e3))
     medians = {
         name: [statistics.median(part) for part in zip(*record, strict=True)]
         for name, record in times.items()

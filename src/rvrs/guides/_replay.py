@@ -79,5 +79,5 @@ def _from_normal(fn: Any, noise: jax.Array) -> tuple[jax.Array, list[Any]]:
             before = value
             value, known = transform.call_with_intermediates(before)
             intermediates.append([before, known])
-        return value, intermediates
+        return jnp.asarray(value), intermediates
     return jnp.asarray(fn.loc + fn.scale * noise), []
