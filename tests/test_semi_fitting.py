@@ -174,7 +174,7 @@ def test_progress_is_in_epochs(fit, capsys):
 def test_points_without_draws_are_counted_and_warned_of():
     guide = make_guide(target_acceptance=0.1, sampler="budget", num_proposals=10)
     with pytest.warns(UserWarning, match="did not get their draws"):
-        fit = rvrs.fit(jax.random.key(0), model, X, guide=guide, **SHORT)
+        fit = rvrs.fit(jax.random.key(0), model, X, guide=guide, **SHORT | {"batch_size": 40})
     # At an acceptance of 0.1, ten proposals give two draws with probability 0.264.
     assert abs(fit.dropped[-500:].mean() - 0.736) < 0.05
     assert "left out" in fit.warnings[0]

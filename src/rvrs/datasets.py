@@ -34,6 +34,7 @@ place that has it:
 """
 
 import hashlib
+import importlib
 import os
 import tempfile
 from http.client import HTTPException
@@ -237,7 +238,7 @@ def _standardised_with_intercept(features: np.ndarray) -> np.ndarray:
 
 def _from_scikit_learn(loader: str, name: str) -> Any:
     try:
-        from sklearn import datasets
+        datasets = importlib.import_module("sklearn.datasets")
     except ImportError as error:
         raise ImportError(
             f"the data set {name!r} comes with scikit-learn, which cannot be imported; "

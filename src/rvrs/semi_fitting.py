@@ -4,7 +4,7 @@ import time
 import warnings
 from collections.abc import Callable
 from os import PathLike
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -34,15 +34,29 @@ _ROWS_AT_ONCE = 2500
 Callback = Callable[[int, SemiTrainInfo], None]
 
 
+class _Keys(NamedTuple):
+    """The keys of a fit."""
+
+    batches: PRNGKey
+    initial: PRNGKey
+    warm_up: PRNGKey
+    training: PRNGKey
+    evaluation: PRNGKey
+
+
 class SemiRun(NamedTuple):
     """A fit under way."""
 
     rng_key: PRNGKey
-    """Key of the evaluation; those of the steps derive from the other ones."""
-    train_key: PRNGKey
+    """The key that all others, those of the batches among them, derive from; of the typed kind."""
     state: SemiTrainState
     history: SemiTrainInfo
     """Of all training steps so far, as NumPy arrays."""
+
+    @property
+    def keys(self) -> _Keys:
+        """The keys of its parts."""
+        return _Keys(*jax.random.split(self.rng_key, len(_Keys._fields)))
 
     @property
     def steps_done(self) -> int:
@@ -51,24 +65,26 @@ class SemiRun(NamedTuple):
 
     def to_checkpoint(self, header: dict[str, Any]) -> Checkpoint:
         """As it is stored; the header says what is fitted."""
-        keys = [jax.random.key_data(key) for key in (self.rng_key, self.train_key)]
-        arrays = storage.to_arrays("keys", keys) | storage.to_arrays("run", self[2:])
+        key = storage.to_arrays("key", jax.random.key_data(self.rng_key))
+        arrays = key | storage.to_arrays("run", self[1:])
         about = {"steps_done": self.steps_done, "versions": storage.versions()}
         return Checkpoint(header | about, arrays)
 
     @staticmethod
     def from_checkpoint(stored: Checkpoint, state: SemiTrainState) -> "SemiRun":
         """As it was when it was stored; ``state`` is one of the same shape."""
-        keys = storage.from_arrays(
-            "keys", stored.arrays, [jax.random.key_data(jax.random.key(0))] * 2
-        )
         history = jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((stored.header["steps_done"],), leaf.dtype),
             no_history(state),
         )
         state, history = storage.from_arrays("run", stored.arrays, (state, history))
-        rng_key, train_key = (jax.random.wrap_key_data(key) for key in keys)
-        return SemiRun(rng_key, train_key, state, jax.tree.map(np.asarray, history))
+        return SemiRun(stored_key(stored), state, jax.tree.map(np.asarray, history))
+
+
+def stored_key(stored: Checkpoint) -> PRNGKey:
+    """The key of a stored fit."""
+    like = jax.random.key_data(jax.random.key(0))
+    return jax.random.wrap_key_data(storage.from_arrays("key", stored.arrays, like))
 
 
 def no_history(state: SemiTrainState) -> SemiTrainInfo:
@@ -97,14 +113,18 @@ def fit(
         checks.check_positive("learning_rate", learning_rate)
     if checkpoint is not None:
         storage.check_writable(checkpoint)
+    stored = None if resume is None else storage.read(resume)
+    # Of the typed kind from here on, so that a stored key is enough to go on.
+    rng_key = jax.random.wrap_key_data(jax.random.key_data(rng_key))
+    rng_key = rng_key if stored is None else stored_key(stored)
     trainer, params = prepare(rng_key, guide, arguments, batch_size, learning_rate)
     plan = {"num_steps": num_steps} | _describe(trainer, params, arguments)
     state = trainer.first_state(params)
-    if resume is None:
-        run = _warm_up(rng_key, trainer, state, num_steps, progress)
+    run = SemiRun(rng_key, state, no_history(state))
+    if stored is None:
+        run = _warm_up(run, trainer, num_steps, progress)
     else:
-        stored = storage.read(resume)
-        storage.refuse_differences(resume, stored.header, plan)
+        storage.refuse_differences(cast(str, resume), stored.header, plan)
         run = SemiRun.from_checkpoint(stored, state)
         checkpoint = resume if checkpoint is None else checkpoint
     run = _train(run, trainer, num_steps, progress, callback, checkpoint, plan)
@@ -117,7 +137,7 @@ def load(
     """A finished fit from its file; see :func:`rvrs.load`."""
     header = stored.header
     trainer, params = prepare(
-        jax.random.key(0), guide, arguments, header["batch_size"], header["learning_rate"]
+        stored_key(stored), guide, arguments, header["batch_size"], header["learning_rate"]
     )
     storage.refuse_differences(path, header, _describe(trainer, params, arguments))
     run = SemiRun.from_checkpoint(stored, trainer.first_state(params))
@@ -169,12 +189,12 @@ def prepare(
     else:
         # The model finds its rows by index, so all of the data is on the device; once.
         arguments = jax.tree.map(_on_device, arguments)
-    seed_key, init_key = jax.random.split(rng_key)
-    seed = tuple(int(word) for word in np.asarray(jax.random.key_data(seed_key)).ravel())
+    keys = _Keys(*jax.random.split(rng_key, len(_Keys._fields)))
+    seed = tuple(int(word) for word in np.asarray(jax.random.key_data(keys.batches)).ravel())
     data = Batches(arguments, row_leaves, num_points, size, seed)
     first = data.take(data.indices(0, 1)[0])
     plate = guide.plate_of(first)
-    params, transforms = guide.initial_parameters(init_key, first, num_points)
+    params, transforms = guide.initial_parameters(keys.initial, first, num_points)
     return Trainer(guide, plate, transforms, data, learning_rate), params
 
 
@@ -182,22 +202,18 @@ def _on_device(leaf: Any) -> Any:
     return jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf
 
 
-def _warm_up(
-    rng_key: PRNGKey, trainer: Trainer, state: SemiTrainState, num_steps: int, progress: bool
-) -> SemiRun:
-    # Of the typed kind from here on, so that a stored key is enough to go on.
-    rng_key = jax.random.wrap_key_data(jax.random.key_data(rng_key))
-    warm_key, train_key, rng_key = jax.random.split(rng_key, 3)
+def _warm_up(run: SemiRun, trainer: Trainer, num_steps: int, progress: bool) -> SemiRun:
+    state, key = run.state, run.keys.warm_up
     total = int(_WARM_UP * num_steps)
     with _bar(trainer, total, 0, "warm-up", progress, leave=False) as bar:
         for start in range(0, total, trainer.chunk_size):
             length = min(trainer.chunk_size, total - start)
-            state, info = trainer.run_chunk("warm-up", warm_key, state, start, length, total)
+            state, info = trainer.run_chunk("warm-up", key, state, start, length, total)
             bar.set_postfix_str(f"ELBO {_mean(info.elbo):.3f}", refresh=False)
             bar.update(length / trainer.data.per_epoch)
     # What was learned without rejection is the start; the optimizer's memory of it is not.
     params = trainer.constrain(state.trainable)
-    return SemiRun(rng_key, train_key, trainer.first_state(params), no_history(state))
+    return run._replace(state=trainer.first_state(params))
 
 
 def _train(
@@ -209,11 +225,12 @@ def _train(
     checkpoint: str | PathLike[str] | None,
     header: dict[str, Any],
 ) -> SemiRun:
+    key = run.keys.training
     with _bar(trainer, num_steps, run.steps_done, "RVRS", progress) as bar:
         while run.steps_done < num_steps:
             length = min(trainer.chunk_size, num_steps - run.steps_done)
             state, info = trainer.run_chunk(
-                "training", run.train_key, run.state, run.steps_done, length, num_steps
+                "training", key, run.state, run.steps_done, length, num_steps
             )
             info = jax.tree.map(np.asarray, info)
             history = jax.tree.map(lambda *parts: np.concatenate(parts), run.history, info)
@@ -261,7 +278,7 @@ def _mean(values: Any) -> float:
 
 
 def _evaluate(run: SemiRun, trainer: Trainer, plan: dict[str, Any], began: float) -> SemiFit:
-    found = evaluate(run.rng_key, trainer, trainer.constrain(run.state.trainable))
+    found = evaluate(run.keys.evaluation, trainer, trainer.constrain(run.state.trainable))
     acceptances = np.exp(np.asarray(found.log_normalizer, float))
     figures: dict[str, Any] = {
         name: float(getattr(found, name))

@@ -26,6 +26,12 @@ def made_up(size: int) -> Dataset:
     return Dataset("made up", covariates, random.normal(size=size).astype(np.float32), ("a", "b"))
 
 
+def heavy_tailed() -> Dataset:
+    dataset = made_up(200)
+    noise = np.random.RandomState(1).standard_t(2, size=200)
+    return dataset._replace(responses=noise.astype(np.float32))
+
+
 def residuals(dataset: Dataset) -> np.ndarray:
     return dataset.responses - dataset.covariates @ GLOBALS["coefficients"]
 
@@ -123,7 +129,9 @@ def test_batches_stand_for_all_rows(name, double_precision):
     assert np.mean(parts) == pytest.approx(full, rel=1e-12)
 
 
-def test_mean_field_at_its_best_is_below_oracle_by_the_gap_of_every_row(double_precision):
+def test_mean_field_at_its_best_is_below_oracle_by_the_gap_of_every_row(
+    double_precision, monkeypatch
+):
     dataset = made_up(40)
     nu, scale = GLOBALS["degrees_of_freedom"], GLOBALS["scale"]
     shape = nu / 2 + 0.5
@@ -139,6 +147,7 @@ def test_mean_field_at_its_best_is_below_oracle_by_the_gap_of_every_row(double_p
     params |= {f"{site}_auto_scale": jnp.full(np.shape(at), 1e-7) for site, at in locations.items()}
     params["tau_auto_scale"] = jnp.full(40, 1 / math.sqrt(shape))
     models = build(dataset, 40)
+    monkeypatch.setattr(hierarchical, "_ELBO_ERROR", 0.08)
     elbos, errors = zip(
         *(
             hierarchical.evaluate(
@@ -185,7 +194,7 @@ def test_the_interpolated_gap_is_that_of_the_family(target_acceptance, double_pr
 def test_the_optimum_without_rejection_is_that_of_mean_field(double_precision, monkeypatch):
     # Two programs for one number: normals that are trained, and the gap by quadrature.
     monkeypatch.setattr(hierarchical, "BATCH_SIZE", 50)
-    dataset = made_up(200)
+    dataset = heavy_tailed()
     best, trained = (
         METHODS[n](jax.random.key(0), dataset, 4000) for n in ("optimum-1", "mean-field")
     )
@@ -196,14 +205,14 @@ def test_the_optimum_without_rejection_is_that_of_mean_field(double_precision, m
 def test_rejection_is_between_mean_field_and_oracle(name, double_precision, monkeypatch):
     monkeypatch.setattr(hierarchical, "BATCH_SIZE", 50)
     monkeypatch.setattr(hierarchical, "_GLOBAL_DRAWS", 100)
-    dataset, key = made_up(200), jax.random.key(0)
+    dataset, key = heavy_tailed(), jax.random.key(0)
     best = METHODS["oracle"](key, dataset, 1500)
     base = METHODS["optimum-1"](key, dataset, 1500)
     found = METHODS[name](key, dataset, 1500)
     share = (found.elbo - base.elbo) / (best.elbo - base.elbo)
     error = math.hypot(found.elbo_error, best.elbo_error, base.elbo_error)
     assert (found.dropped > 0) == ("budget" in name)
-    assert share > 0.6 if "gamma" not in name else share > 0.8
+    assert share > (0.9 if "gamma" in name else 0.7), share
     assert found.elbo < best.elbo + 4 * error
 
 

@@ -313,8 +313,6 @@ NO_DENSITY = r"the distribution of site 'z' \({}\) has no density with a reparam
         (local, sites(z=dist.Poisson(1.0)), NO_DENSITY.format("Poisson")),
         (local, AutoDelta(local), NO_DENSITY.format("Delta")),
         (local, sites(z=NORMAL.expand([3]).to_event(1)), "has 1 event dimensions, but 0 in the"),
-        (two_latents, follows, "the distribution of site 'w' depends on the draw at another site"),
-        (local, random_scale, r"site 'z' depends on .* \(or draws random numbers of its own\)"),
         (local, stateful_guide, "local_guide has mutable state"),
         (local, all_rows, "cannot be run for one data point of plate 'data' alone"),
     ],
@@ -322,6 +320,19 @@ NO_DENSITY = r"the distribution of site 'z' \({}\) has no density with a reparam
 def test_local_guides_that_cannot_propose_are_refused_by_name(model, guide, message):
     with pytest.raises(ValueError, match=message):
         look(model, local_guide=guide)
+
+
+@pytest.mark.parametrize(
+    ("model", "guide", "message"),
+    [
+        (two_latents, follows, "the distribution of site 'w' depends on the draw at another site"),
+        (local, random_scale, r"site 'z' depends on .* \(or draws random numbers of its own\)"),
+    ],
+)
+def test_local_sites_that_depend_on_draws_are_refused(model, guide, message):
+    # Not by shapes alone: this is looked for where nothing is traced.
+    with pytest.raises(ValueError, match=message):
+        init(model, local_guide=guide)
 
 
 def test_an_autoguide_with_one_vector_for_all_points_is_refused():

@@ -63,7 +63,39 @@ def z_scores(values, gradients, name):
     return scores
 
 
-@pytest.mark.parametrize("name", HIERARCHIES)
-def test_the_gradient_of_a_batch_of_two_is_that_of_all_points(name):
-    scores = z_scores(*estimates(name, 2), name)
+def assert_unbiased(scores):
     assert all(np.all(np.abs(score) < 4) for score in scores.values()), scores
+
+
+# Beta's implicit gradients are slow; those of Gamma are the same code.
+SLOW = ["beta-binomial"]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in HIERARCHIES]
+)
+def test_the_gradient_of_a_batch_of_two_is_that_of_all_points(name):
+    assert_unbiased(z_scores(*estimates(name, 2), name))
+
+
+@pytest.mark.parametrize(
+    ("size", "settings"),
+    [
+        (1, {}),
+        (None, {}),
+        (2, {"estimator": "score"}),
+        (2, {"num_samples": 4}),
+        # So many proposals that hardly any point is dropped.
+        (2, {"sampler": "budget", "num_proposals": 100}),
+    ],
+)
+def test_it_is_the_same_for_any_batch_size_estimator_and_sampler(size, settings):
+    assert_unbiased(z_scores(*estimates("normal", size, **settings), "normal"))
+
+
+def test_a_truncated_gradient_is_biased_in_model_and_global_parameters_only():
+    scores = z_scores(*estimates("normal", 2, model_gradient="truncated"), "normal")
+    assert abs(scores["theta"]) > 6
+    assert abs(scores["g_scale"]) > 6
+    for name in ("elbo", "auto_z_loc", "auto_z_scale"):
+        assert np.all(np.abs(scores[name]) < 4), name

@@ -76,6 +76,20 @@ def block_size(num_samples: int, target_acceptance: float) -> int:
     return math.ceil(num_samples / target_acceptance * (1 - 1e-9))
 
 
+# Later blocks have this share of the proposals of the first one; where they are shared out among
+# targets, less, since few targets come to them, but not less than what costs as much as nothing.
+_LATER, _LATER_SHARED = 1 / 2, 1 / 6
+_CHEAP = 1000
+
+
+def _later_block(block_size: int, num_targets: int, reallocate: bool) -> int:
+    """Proposals per target in blocks after the first one."""
+    most = math.ceil(_LATER * block_size)
+    if not reallocate:
+        return most
+    return min(most, max(math.ceil(_LATER_SHARED * block_size), math.ceil(_CHEAP / num_targets)))
+
+
 def draw_exact(
     rng_key: PRNGKey,
     problem: Problem,
@@ -95,8 +109,8 @@ def draw_exact(
     threshold
         ``T``, one per target.
     block_size
-        Proposals per target in the first block; see :func:`block_size`. Later blocks have half
-        as many, since targets that come to them lack less.
+        Proposals per target in the first block; see :func:`block_size`. Later blocks have fewer,
+        since targets that come to them lack less.
     max_proposals
         Bound on the proposals per target (on their average over targets when reallocating).
         Where it is hit, ``complete`` is False.
@@ -110,7 +124,7 @@ def draw_exact(
     """
     targets, threshold = lax.stop_gradient((targets, threshold))
     first = min(block_size, max_proposals)
-    later = min(math.ceil(block_size / 2), max_proposals - first)
+    later = min(_later_block(block_size, targets.num_targets, reallocate), max_proposals - first)
     max_rounds = (max_proposals - first) // later if later else 0
     # One split for all keys: each split costs as much as drawing a block's uniform numbers.
     noise_key, accept_key, loop_key = jax.random.split(rng_key, 3)

@@ -29,7 +29,7 @@ class ThresholdState(NamedTuple):
     power: Float[Array, " b"]
     """Moving average of their squares."""
     moments: Float[Array, "4 b"]
-    """Moving averages of what :func:`multiplier` is made of."""
+    """Sums over past steps, the newest counting most, of what :func:`multiplier` is made of."""
 
 
 def init(threshold: Float[Array, " b"], memory: float = 0.0) -> ThresholdState:
@@ -109,8 +109,10 @@ _LONGEST_MEMORY = 1000.0
 _NEWEST = 0.05
 # drift^2 / power is 1 if all errors agree and averages 0.026 if they are pure noise.
 _DRIFTING = 0.25
-# Least weight of the newest step in the moments: they come from about a hundred steps at most.
-_NEWEST_MOMENTS = 0.01
+# What a step counts in the moments is less by this factor at every later one: they come from about
+# a hundred steps. Fewer would do while T drifts, but a multiplier from a handful of proposals far
+# from the posterior is so noisy that it stops the training.
+_MOMENT_DECAY = 0.99
 # T moves by this many relative errors over memory: about 1 / (d log Z / dT), which is below 1.
 _GAIN = 2.0
 
@@ -139,9 +141,7 @@ def adapt(
     """
     count = tally.num_proposals.astype(state.value.dtype)
     sums = jnp.stack([tally.acceptance, tally.slope, tally.ratio, tally.ratio_slope])
-    # The moments too are averages over the steps in memory.
-    share = jnp.maximum(1 / (state.memory + 1), _NEWEST_MOMENTS)
-    state = state._replace(moments=state.moments + share * (sums - state.moments))
+    state = state._replace(moments=_MOMENT_DECAY * state.moments + sums)
     if rule == "sgd":
         pairs = tally.acceptance * tally.slope - tally.cross
         gradient = pairs / (count * (count - 1)) - target_acceptance * tally.slope / count

@@ -37,10 +37,12 @@ from numpyro.distributions import constraints
 from numpyro.infer import SVI, Trace_ELBO, init_to_median
 from numpyro.infer.autoguide import AutoNormal, AutoSemiDAIS
 
-from rvrs import AutoSemiRVRS, datasets, fit
+from rvrs import datasets
 from rvrs.core.arguments import check_choice, check_count
 from rvrs.datasets import Dataset
 from rvrs.experiments import lognormal_family
+from rvrs.fitting import fit
+from rvrs.guides import AutoSemiRVRS
 from rvrs.settings import Sampler
 
 DATASETS = ("pol", "bike")  # 5000 rows each
@@ -351,7 +353,7 @@ def table(results: Mapping[str, Result]) -> str:
     base, best = elbos.get("mean-field", math.nan), elbos.get("oracle", math.nan)
     lines = ["method                    ELBO  error     gain  of gap     nu  ms/step  dropped"]
     for name, (elbo, error, nu, seconds, dropped) in results.items():
-        share = (elbo - base) / (best - base)
+        share = (elbo - base) / (best - base) if best != base else math.nan
         figures = f"{elbo:>10.2f}{error:>7.2f}{elbo - base:>9.2f}{share:>8.1%}{nu:>7.2f}"
         lines.append(f"{name:<20}{figures}{1e3 * seconds:>9.3f}{dropped:>9.1%}")
     return "\n".join(lines)
