@@ -181,6 +181,7 @@ def test_points_without_draws_are_counted_and_warned_of():
     assert np.all(fit.proposals_per_draw == 5)
 
 
+@pytest.mark.slow
 def test_all_points_may_be_one_batch_and_a_batch_one_point():
     whole = rvrs.fit(jax.random.key(0), model, X, guide=GUIDE, num_steps=300, progress=False)
     assert whole.data.batch_size == NUM_POINTS

@@ -250,6 +250,7 @@ def test_with_an_adapted_threshold_the_gradient_is_the_one_at_constant_acceptanc
     assert np.max(np.abs(gradient - exact_elbo("positive").gradient) / error) > 5
 
 
+@pytest.mark.slow
 def test_forward_mode_gives_the_gradient_of_reverse_mode():
     model, _ = MODELS["positive"]
     guide = rvrs.AutoRVRS(model, target_acceptance=0.3)

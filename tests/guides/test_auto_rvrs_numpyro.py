@@ -241,6 +241,7 @@ def test_constraints_of_model_parameters_outlive_repeated_initialisation():
     assert 0 < float(result.params["scale"]) < 1.9
 
 
+@pytest.mark.slow
 def test_a_neural_network_in_the_model_is_trained_along():
     network = eqx.nn.MLP(1, 1, 4, 1, key=jax.random.key(0))
 
@@ -258,6 +259,7 @@ def test_a_neural_network_in_the_model_is_trained_along():
     assert float(jnp.mean((draws["mean"][0] - Y) ** 2)) < 0.3
 
 
+@pytest.mark.slow
 def test_improper_priors_and_dynamic_supports_are_sampled_inside_their_support():
     def model(y):
         whole = numpyro.sample("whole", dist.ImproperUniform(constraints.positive, (), ()))

@@ -132,6 +132,7 @@ def fixed(sampler, num_proposals, size=None, count=40_000):
     return np.asarray(losses(jax.random.split(jax.random.key(3), count)), float)
 
 
+@pytest.mark.slow
 def test_the_bias_of_the_budget_sampler_shrinks_with_its_budget():
     with jax.enable_x64():
         case = HIERARCHIES["normal"]
@@ -301,6 +302,7 @@ def test_a_subset_is_chosen_as_for_autosemidais():
     assert one["g"].shape == ()
 
 
+@pytest.mark.slow
 def test_quantiles_and_predictive_go_with_it():
     guide, svi, state, _ = trained()
     params = svi.get_params(state)
@@ -440,6 +442,7 @@ def test_an_autoguide_of_the_local_model_proposes_too():
     assert result.params["z_local_loc"].shape == (NUM_POINTS,)
 
 
+@pytest.mark.slow
 def test_a_model_that_just_has_its_rows_is_right_if_slow():
     # The example in NumPyro's documentation of AutoSemiDAIS.
     def model():

@@ -10,11 +10,14 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
+from jax.scipy.optimize import minimize as minimize_in_jax
+from jax.scipy.special import gammaln, logsumexp
 from scipy.optimize import brentq, minimize
-from scipy.special import expit, gammaln, logit
+from scipy.special import expit, logit
 
 from rvrs.core.arguments import check_positive, check_target_acceptance
 
@@ -30,7 +33,7 @@ def family_gap(shape: float, target_acceptance: float, location: float, scale: f
     """
     z = location + scale * _NODES
     log_q = -(_NODES**2) / 2 - math.log(scale * math.sqrt(2 * math.pi))
-    log_weights = shape * z - np.exp(z) - gammaln(shape) - log_q
+    log_weights = shape * z - np.exp(z) - math.lgamma(shape) - log_q
     if target_acceptance == 1:
         return -float(_WEIGHTS @ log_weights)
     # At these thresholds, all acceptance probabilities are below or above the target.
@@ -65,6 +68,54 @@ def interpolated_gap(target_acceptance: float) -> Callable[[Array], Array]:
     return lambda shape: jnp.exp(
         jnp.interp(jnp.log(shape), jnp.asarray(np.log(shapes)), jnp.asarray(log_gaps))
     )
+
+
+def shortfall(
+    shapes: Array, rates: Array, locations: Array, scales: Array, target_acceptance: float
+) -> Array:
+    """What better normal proposals of ``log tau_n`` would add to the ELBO of each data point.
+
+    The exact posterior of ``tau_n`` is Gamma with shape ``(M,)`` and rate ``(M, n)`` at each of M
+    draws of the global variables, which the proposals ``(n,)`` do not follow. The best of these is
+    found by minimisation. T is one number per point, such that the acceptance averages to
+    ``target_acceptance`` over the draws.
+    """
+    nodes = jnp.linspace(-8.0, 8.0, 201)
+    log_weights = jax.nn.log_softmax(-(nodes**2) / 2)
+
+    def gap(at: Array, rates: Array) -> Array:
+        """``E[KL(r || posterior)]`` over the draws, of one point."""
+        scale = jnp.exp(at[1])
+        z = at[0] + scale * nodes
+        log_q = -(nodes**2) / 2 - at[1] - math.log(2 * math.pi) / 2
+        log_p = shapes[:, None] * (z + jnp.log(rates)[:, None]) - rates[:, None] * jnp.exp(z)
+        lw = log_p - gammaln(shapes)[:, None] - log_q
+
+        def mean_acceptance(t: Array) -> Array:
+            return jnp.mean(jnp.exp(logsumexp(log_weights + jax.nn.log_sigmoid(lw + t), axis=1)))
+
+        def halve(ends: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], None]:
+            middle = (ends[0] + ends[1]) / 2
+            low = mean_acceptance(middle) < target_acceptance
+            return (jnp.where(low, middle, ends[0]), jnp.where(low, ends[1], middle)), None
+
+        # From T at which all is rejected to T at which all is accepted.
+        ends = (-lw.max() - 20.0, -lw.min() + 20.0)
+        t = lax.stop_gradient(lax.scan(halve, ends, None, 60)[0][0])
+        # One step of Newton's method changes nothing but lets gradients follow T.
+        error = mean_acceptance(t) - target_acceptance
+        t = t - error / lax.stop_gradient(jax.grad(mean_acceptance)(t))
+        log_r = log_weights + jax.nn.log_sigmoid(lw + t)
+        log_z = logsumexp(log_r, axis=1)
+        mean_a = jnp.sum(jnp.exp(log_r - log_z[:, None]) * jnp.logaddexp(lw, -t), axis=1)
+        return -jnp.mean(mean_a + log_z)
+
+    def improvement(location: Array, scale: Array, rates: Array) -> Array:
+        start = jnp.stack([location, jnp.log(scale)])
+        best = minimize_in_jax(gap, start, (rates,), method="BFGS").fun
+        return gap(start, rates) - best
+
+    return jax.jit(jax.vmap(improvement))(locations, scales, rates.T)
 
 
 # From less than 1 / 2, the shape at no degrees of freedom, to where the tails are those of a
