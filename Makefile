@@ -10,7 +10,7 @@ demo: $(INSTALLED)
 	$(BIN)/rvrs demo
 
 test: $(INSTALLED)
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto --dist loadfile
 
 test-slow: $(INSTALLED)
 	$(BIN)/pytest -n auto -m slow

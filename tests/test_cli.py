@@ -332,6 +332,7 @@ def test_demo_without_scikit_learn_says_how_to_get_it(run, tmp_path, monkeypatch
     assert "pip install 'rvrs[data]'" in message
 
 
+@pytest.mark.slow
 def test_funnel_demo_prints_a_table_and_writes_the_figure(run, tmp_path, capsys):
     out = tmp_path / "new" / "directory"
     arguments = ["--example", "funnel", "--steps", "3000", "--seed", "1"]

@@ -221,6 +221,7 @@ def test_params_of_a_fit_work_in_stock_numpyro(fit):
     assert abs(float(losses.mean()) + fit.elbo) < 4 * float(losses.std()) / 500**0.5 + 0.005
 
 
+@pytest.mark.slow
 def test_a_ready_guide_is_trained_and_model_parameters_with_it():
     def model(y):
         scale = numpyro.param("scale", 0.2, constraint=dist.constraints.positive)

@@ -171,6 +171,7 @@ def test_progress_is_in_epochs(fit, capsys):
         assert words in shown
 
 
+@pytest.mark.slow
 def test_points_without_draws_are_counted_and_warned_of():
     guide = make_guide(target_acceptance=0.1, sampler="budget", num_proposals=10)
     with pytest.warns(UserWarning, match="did not get their draws"):
@@ -192,6 +193,7 @@ def test_all_points_may_be_one_batch_and_a_batch_one_point():
         assert log_evidence - 5 < fit.elbo < log_evidence + 4 * fit.elbo_error
 
 
+@pytest.mark.slow
 def test_a_model_that_takes_its_rows_by_index_is_fitted_alike():
     def by_index_local(mean):
         with numpyro.plate("data", NUM_POINTS, subsample_size=BATCH) as index:

@@ -135,6 +135,7 @@ def test_batches_stand_for_all_rows(name, double_precision):
     assert np.mean(parts) == pytest.approx(full, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_mean_field_at_its_best_is_below_oracle_by_the_gap_of_every_row(
     double_precision, monkeypatch
 ):

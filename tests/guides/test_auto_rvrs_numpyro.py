@@ -128,6 +128,7 @@ def test_several_particles_are_refused_with_the_remedy(trained):
         svi.update(svi.init(jax.random.key(0), X, Y), X, Y)
 
 
+@pytest.mark.slow
 def test_double_precision_is_kept():
     with jax.enable_x64():
         guide = rvrs.AutoRVRS(line, target_acceptance=0.3)

@@ -139,7 +139,7 @@ def test_a_closed_form_is_refused(trained):
 @pytest.mark.parametrize(
     "proposal",
     [
-        pytest.param("low_rank", id="low_rank"),
+        pytest.param("low_rank", id="low_rank", marks=pytest.mark.slow),
         pytest.param("AutoMultivariateNormal", id="full"),
         pytest.param("mvn", id="mvn", marks=pytest.mark.slow),
         pytest.param(rvrs.proposals.low_rank_normal(1), id="rank one", marks=pytest.mark.slow),

@@ -47,6 +47,7 @@ def test_the_nested_elbo_of_all_points_is_that_of_quadrature(name):
     assert float(found.elbo_error) < 0.05
 
 
+@pytest.mark.slow
 def test_the_estimated_bias_is_what_few_proposals_add():
     # Differences of two evaluations at the same global draws show little but the bias.
     few, many = evaluated("normal", 0.2, 20_000, 40), evaluated("normal", 0.2, 2000, 400)
@@ -425,6 +426,7 @@ def test_a_global_guide_may_be_any_function_and_the_local_one_sees_its_draws():
     assert guide.sample_posterior(jax.random.key(0), result.params, POINTS)["z"].shape == (6,)
 
 
+@pytest.mark.slow
 def test_an_autoguide_of_the_local_model_proposes_too():
     case = HIERARCHIES["normal"]
     local = lambda outputs: case.local_model(outputs, 2)  # noqa: E731
@@ -459,6 +461,7 @@ def test_a_model_that_just_has_its_rows_is_right_if_slow():
     assert bool(jnp.isfinite(loss))
 
 
+@pytest.mark.slow
 def test_it_runs_in_double_precision():
     with jax.enable_x64():
         case = HIERARCHIES["scale mixture"]

@@ -67,8 +67,8 @@ def assert_unbiased(scores):
     assert all(np.all(np.abs(score) < 4) for score in scores.values()), scores
 
 
-# Beta's implicit gradients are slow; those of Gamma are the same code.
-SLOW = ["beta-binomial"]
+# Beta's implicit gradients are slow; those of Gamma are the same code, on the same mixture.
+SLOW = ["beta-binomial", "scale mixture"]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_the_gradient_of_a_batch_of_two_is_that_of_all_points(name):
         (1, {}),
         (None, {}),
         (2, {"estimator": "score"}),
-        (2, {"num_samples": 4}),
+        pytest.param(2, {"num_samples": 4}, marks=pytest.mark.slow),
         # So many proposals that hardly any point is dropped.
         (2, {"sampler": "budget", "num_proposals": 100}),
     ],
