@@ -240,7 +240,7 @@ def test_a_part_of_the_data_is_refused():
     ],
 )
 def test_bad_arguments_are_named_before_any_work(options, match, monkeypatch):
-    monkeypatch.setattr(semi_fitting, "_warm_up", lambda *_: pytest.fail("it started"))
+    monkeypatch.setattr(semi_fitting, "warm_up", lambda *_: pytest.fail("it started"))
     with pytest.raises(ValueError, match=re.escape(match)):
         rvrs.fit(jax.random.key(0), model, X, **SHORT | {"guide": GUIDE} | options)
 

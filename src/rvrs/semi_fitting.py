@@ -87,6 +87,11 @@ def stored_key(stored: Checkpoint) -> PRNGKey:
     return jax.random.wrap_key_data(storage.from_arrays("key", stored.arrays, like))
 
 
+def first_run(rng_key: PRNGKey, state: SemiTrainState) -> SemiRun:
+    """A run of no steps yet, with a key of the typed kind."""
+    return SemiRun(rng_key, state, no_history(state))
+
+
 def no_history(state: SemiTrainState) -> SemiTrainInfo:
     """The history of no steps."""
     dtype = state.guide_state["value"].dtype
@@ -120,14 +125,13 @@ def fit(
     trainer, params = prepare(rng_key, guide, arguments, batch_size, learning_rate)
     plan = {"num_steps": num_steps} | _describe(trainer, params, arguments)
     state = trainer.first_state(params)
-    run = SemiRun(rng_key, state, no_history(state))
     if stored is None:
-        run = _warm_up(run, trainer, num_steps, progress)
+        run = warm_up(first_run(rng_key, state), trainer, num_steps, progress)
     else:
         storage.refuse_differences(cast(str, resume), stored.header, plan)
         run = SemiRun.from_checkpoint(stored, state)
         checkpoint = resume if checkpoint is None else checkpoint
-    run = _train(run, trainer, num_steps, progress, callback, checkpoint, plan)
+    run = train(run, trainer, num_steps, progress, callback, checkpoint, plan)
     return _evaluate(run, trainer, plan, began)
 
 
@@ -202,7 +206,8 @@ def _on_device(leaf: Any) -> Any:
     return jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf
 
 
-def _warm_up(run: SemiRun, trainer: Trainer, num_steps: int, progress: bool) -> SemiRun:
+def warm_up(run: SemiRun, trainer: Trainer, num_steps: int, progress: bool) -> SemiRun:
+    """Start a run of ``num_steps`` steps by some without rejection."""
     state, key = run.state, run.keys.warm_up
     total = int(_WARM_UP * num_steps)
     with _bar(trainer, total, 0, "warm-up", progress, leave=False) as bar:
@@ -216,7 +221,7 @@ def _warm_up(run: SemiRun, trainer: Trainer, num_steps: int, progress: bool) -> 
     return run._replace(state=trainer.first_state(params))
 
 
-def _train(
+def train(
     run: SemiRun,
     trainer: Trainer,
     num_steps: int,
@@ -225,6 +230,7 @@ def _train(
     checkpoint: str | PathLike[str] | None,
     header: dict[str, Any],
 ) -> SemiRun:
+    """Take the steps of a run that are left."""
     key = run.keys.training
     with _bar(trainer, num_steps, run.steps_done, "RVRS", progress) as bar:
         while run.steps_done < num_steps:
