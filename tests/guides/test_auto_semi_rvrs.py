@@ -3,6 +3,7 @@
 import functools
 
 import equinox as eqx
+import flax.linen
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,7 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from numpyro import handlers
-from numpyro.contrib.module import eqx_module
+from numpyro.contrib.module import eqx_module, flax_module
 from numpyro.infer import SVI, Predictive, Trace_ELBO
 from numpyro.infer.autoguide import AutoDiagonalNormal, AutoNormal
 
@@ -373,20 +374,33 @@ class Decoder(eqx.Module):
         return jax.nn.tanh(self.layer(z))
 
 
-def test_networks_of_equinox_in_model_and_guide_get_gradients():
+def equinox_networks():
     keys = jax.random.split(jax.random.key(0))
     decoder = Decoder(eqx.nn.Linear(1, 2, key=keys[0]))
     encoder = Decoder(eqx.nn.Linear(2, 1, key=keys[1]))
+    return lambda: eqx_module("decoder", decoder), lambda: eqx_module("encoder", encoder)
+
+
+def flax_networks():
+    return (
+        lambda: flax_module("decoder", flax.linen.Dense(2), input_shape=(1,)),
+        lambda: flax_module("encoder", flax.linen.Dense(1), input_shape=(2,)),
+    )
+
+
+@pytest.mark.parametrize("networks", [equinox_networks, flax_networks])
+def test_networks_in_model_and_guide_get_gradients(networks):
+    make_decoder, make_encoder = networks()
     x = jnp.asarray(np.random.default_rng(0).normal(size=(6, 2)), jnp.float32)
 
     def model(x):
-        network = eqx_module("decoder", decoder)
+        network = make_decoder()
         with numpyro.plate("data", len(x)):
             z = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([1]).to_event(1))
             numpyro.sample("x", dist.Normal(jax.vmap(network)(z), 0.5).to_event(1), obs=x)
 
     def guide(x):
-        network = eqx_module("encoder", encoder)
+        network = make_encoder()
         with numpyro.plate("data", len(x)):
             numpyro.sample("z", dist.Normal(jax.vmap(network)(x), 0.5).to_event(1))
 
