@@ -22,10 +22,13 @@ Stage = Literal["warm-up", "training"]
 _LEARNING_RATE = 0.02
 _NETWORK_LEARNING_RATE = 1e-3
 _NETWORK_SIZE = 1000
-# Adam averages squares of gradients over this many steps of a parameter. One that belongs to a data
-# point takes a step only when the point is in the batch; averaged over so few of these that the
-# average follows single gradients, skewed ones would be biased.
-_SECOND_MOMENT_STEPS = 1000
+# Adam averages squares of gradients over the latest fifth of all steps, since large gradients of a
+# bad start make every step small for as long as they are remembered; but over not fewer and not
+# more than so many steps of a parameter. One that belongs to a data point takes a step only when
+# the point is in the batch; averaged over so few of these that the average follows single
+# gradients, skewed ones would be biased.
+_SECOND_MOMENT_SHARE = 0.2
+_SECOND_MOMENT_STEPS = 10, 1000
 # Rows of a chunk of steps that are on the device at once, and the most steps of a chunk.
 _CHUNK_BYTES = 64_000_000
 _LONGEST_CHUNK = 500
@@ -66,10 +69,9 @@ class Trainer(NamedTuple):
     @property
     def optimizer(self) -> optax.GradientTransformation:
         """Adam, with a longer memory for parameters of single data points."""
-        seldom = self.data.batch_size / self.data.num_points
         kinds: dict[Hashable, optax.GradientTransformation] = {
-            "shared": optax.scale_by_adam(b2=1 - 1 / _SECOND_MOMENT_STEPS),
-            "point": optax.scale_by_adam(b2=1 - seldom / _SECOND_MOMENT_STEPS),
+            "shared": _scale_by_adam(steps_between=1),
+            "point": _scale_by_adam(self.data.num_points / self.data.batch_size),
         }
         return optax.partition(
             kinds,
@@ -132,6 +134,16 @@ class Trainer(NamedTuple):
             arguments,
         )
         return state, jax.tree.map(lambda leaf: leaf[:length], info)
+
+
+def _scale_by_adam(steps_between: float) -> optax.GradientTransformation:
+    """Adam for parameters that have a gradient every so many steps."""
+    shortest, longest = (steps_between * number for number in _SECOND_MOMENT_STEPS)
+
+    def second_decay(count: Any) -> jax.Array:
+        return 1 - 1 / jnp.clip(_SECOND_MOMENT_SHARE * count, shortest, longest)
+
+    return optax.inject_hyperparams(optax.scale_by_adam)(b2=second_decay)
 
 
 class _Static:
