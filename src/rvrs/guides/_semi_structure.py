@@ -122,6 +122,25 @@ def _runs_alone(target: SemiTarget, program: LocalProgram, parameters: Parameter
     return all(alone)
 
 
+def check_parameters(params: Parameters, trace: dict[str, Any]) -> None:
+    """Refuse parameters that are not those of a run of the guide."""
+    for name, site in trace.items():
+        if site["type"] != "param":
+            continue
+        if name not in params:
+            raise ValueError(
+                f"params has no {name!r}: it does not belong to this guide and model; pass "
+                "svi_result.params of a run with this guide."
+            )
+        given, wanted = (jax.tree.map(jnp.shape, value) for value in (params[name], site["value"]))
+        if given != wanted:
+            raise ValueError(
+                f"params[{name!r}] has the shape {given}, but with these arguments it is {wanted}. "
+                "Parameters of every data point belong to the points that they were trained on; "
+                "for new ones use a local_guide that computes them from the data (an encoder)."
+            )
+
+
 # In units of the log densities' own rounding: the same numbers added up in another order.
 _TOLERANCE = 1e-3
 

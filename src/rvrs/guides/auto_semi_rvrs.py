@@ -305,22 +305,7 @@ class AutoSemiRVRS(SemiTarget):
         arguments = (args, kwargs)
         with handlers.block(), handlers.seed(rng_seed=0), handlers.trace() as trace:
             plate = self._register(arguments)[0]
-        for name, site in trace.items():
-            if site["type"] != "param":
-                continue
-            if name not in params:
-                raise ValueError(
-                    f"params has no {name!r}: it does not belong to this guide and model; pass "
-                    "svi_result.params of a run with this guide."
-                )
-            shapes = [jax.tree.map(jnp.shape, value) for value in (params[name], site["value"])]
-            if shapes[0] != shapes[1]:
-                raise ValueError(
-                    f"params[{name!r}] has the shape {shapes[0]}, but with these arguments it is "
-                    f"{shapes[1]}. Parameters of every data point belong to the points that they "
-                    "were trained on; for new ones use a local_guide that computes them from the "
-                    "data (an encoder)."
-                )
+        _semi_structure.check_parameters(params, trace)
         return plate, arguments
 
     def conditioned_on(self, *args: Any, **kwargs: Any) -> Callable:
