@@ -304,7 +304,7 @@ def _semi_rvrs(
 
 
 # Draws of the global variables, and data points, that the shortfall is estimated from.
-_SHORTFALL_DRAWS, _SHORTFALL_POINTS = 20, 500
+_SHORTFALL_DRAWS, _SHORTFALL_POINTS = 20, 100
 
 
 def _shortfall(rng_key: jax.Array, dataset: Dataset, guide: AutoSemiRVRS, params: Any) -> float:
