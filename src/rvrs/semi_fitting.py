@@ -356,9 +356,11 @@ def _concerns(trainer: Trainer, history: SemiTrainInfo, found: posterior.SemiEvi
             f"{100 * skipped:.2g} % of the steps had no finite loss and were skipped; check the "
             "data and the model's density."
         )
-    if abs(found.elbo_bias) > found.elbo_error:
+    # The bias has been taken away; what is left is of the order of its square, for each point.
+    if found.elbo_bias**2 / trainer.data.num_points > found.elbo_error:
         concerns.append(
-            f"the estimated bias of the ELBO ({float(found.elbo_bias):.3g}) is larger than its "
-            "error; evaluate with a larger num_local: fit.guide.evaluate(..., num_local=...)."
+            f"the bias of the ELBO ({float(found.elbo_bias):.3g} before it was taken away) is so "
+            "large that what is left of it may exceed the error; evaluate with more proposals: "
+            "fit.guide.evaluate(..., num_local=...)."
         )
     return concerns
