@@ -57,7 +57,9 @@ def test_log_evidence_is_found_within_error():
     "settings",
     [
         pytest.param({"proposal": "mvn"}, id="full rank"),
-        pytest.param({"proposal": proposals.low_rank_normal(1)}, id="low rank"),
+        pytest.param(
+            {"proposal": proposals.low_rank_normal(1)}, id="low rank", marks=pytest.mark.slow
+        ),
         pytest.param({"estimator": "score", "num_samples": 4}, id="score"),
         pytest.param({"num_samples": 1, "baseline": "running"}, id="one draw"),
         pytest.param({"num_samples": 5}, id="five draws"),

@@ -140,7 +140,7 @@ def test_a_closed_form_is_refused(trained):
     "proposal",
     [
         pytest.param("low_rank", id="low_rank", marks=pytest.mark.slow),
-        pytest.param("AutoMultivariateNormal", id="full"),
+        pytest.param("AutoMultivariateNormal", id="full", marks=pytest.mark.slow),
         pytest.param("mvn", id="mvn", marks=pytest.mark.slow),
         pytest.param(rvrs.proposals.low_rank_normal(1), id="rank one", marks=pytest.mark.slow),
         pytest.param(rvrs.proposals.coupling_flow(), id="flow", marks=pytest.mark.slow),
