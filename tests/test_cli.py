@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-import rvrs
+import rvrs.bench
 from rvrs import cli, fitting
 from rvrs.experiments import breast_cancer, funnel
 
@@ -378,13 +378,34 @@ def test_demo_with_a_wrong_option_is_a_usage_error(run, option, capsys):
     assert option in capsys.readouterr().err
 
 
-def test_bench_runs_the_benchmark(run, monkeypatch, capsys):
-    class Bench:
-        main = staticmethod(lambda: print("measured"))
+def test_bench_runs_the_suites_that_are_named(run, monkeypatch, capsys, tmp_path):
+    def measured(names, quick, out, console):
+        print(names, quick, out == tmp_path / "found.json")
 
-    monkeypatch.setattr(rvrs, "bench", Bench, raising=False)
+    monkeypatch.setattr(rvrs.bench, "run", measured)
+    assert run("bench", "memory", "step", "--quick", "--out", str(tmp_path / "found.json")) == 0
     assert run("bench") == 0
-    assert capsys.readouterr().out == "measured\n"
+    assert capsys.readouterr().out == "['memory', 'step'] True True\n[] False False\n"
+
+
+def test_bench_refuses_an_unknown_suite_in_one_line(run, monkeypatch):
+    monkeypatch.setattr(rvrs.bench, "run", lambda *_: pytest.fail("a benchmark was started"))
+    assert run("bench", "step", "speed") == (
+        "rvrs bench: there is no suite 'speed'; choose from step, quality, sampling, growth, "
+        "memory, compile."
+    )
+
+
+def test_bench_refuses_to_start_if_it_cannot_write_its_result(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(rvrs.bench, "run", lambda *_: pytest.fail("a benchmark was started"))
+    message = run("bench", "--out", str(tmp_path / "nowhere" / "found.json"))
+    assert message == (
+        f"rvrs bench: cannot write {tmp_path}/nowhere/found.json: the folder {tmp_path}/nowhere "
+        "does not exist."
+    )
+    assert run("bench", "--out", str(tmp_path)) == (
+        f"rvrs bench: {tmp_path} is a folder; name a file in it."
+    )
 
 
 def test_version_is_that_of_the_package(run, capsys):

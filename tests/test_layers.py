@@ -41,6 +41,7 @@ LAYERS = [
     "rvrs.core.objectives",
     "rvrs.core.threshold",
     "rvrs.core.rejection",
+    "rvrs.core.randomness",
     "rvrs.core.problem",
     "rvrs.core.acceptance",
     "rvrs.core.arguments",
@@ -48,7 +49,7 @@ LAYERS = [
 ]
 
 # Layers whose modules may import each other.
-PACKAGES = ["rvrs.experiments", "rvrs.guides", "rvrs.proposals"]
+PACKAGES = ["rvrs.bench", "rvrs.experiments", "rvrs.guides", "rvrs.proposals"]
 
 
 def modules():

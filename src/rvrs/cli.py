@@ -158,13 +158,45 @@ def _application() -> "typer.Typer":
             demonstrations.run_breast_cancer(out, seed, steps)
 
     @application.command()
-    def bench() -> None:
-        """Measure what a training step costs, compared with the work it cannot avoid."""
-        from rvrs import bench
+    def bench(
+        suites: Annotated[
+            list[str] | None,
+            typer.Argument(
+                metavar="[SUITE]...",
+                help="step, quality, sampling, growth, memory or compile; all if none is named.",
+                show_default=False,
+            ),
+        ] = None,
+        quick: Annotated[
+            bool, typer.Option("--quick", help="Tiny sizes: to see that it runs, not to measure.")
+        ] = False,
+        out: Annotated[
+            Path | None, typer.Option(metavar="FILE.json", help="Write the figures to a file.")
+        ] = None,
+    ) -> None:
+        """Compare training and sampling with the work that they cannot avoid, and with peers.
 
-        bench.main()
+        step: a training step. quality: time to a given quality. sampling: posterior draws. growth:
+        a step at growing sizes. memory: the bytes of programs. compile: time to the first step.
+        """
+        _bench(suites or [], quick, out)
 
     return application
+
+
+def _bench(suites: list[str], quick: bool, out: Path | None) -> None:
+    from rich.console import Console
+
+    from rvrs import bench
+
+    try:
+        bench.check(suites, out)
+    except (ValueError, OSError) as error:
+        sys.exit(f"rvrs bench: {error}")
+    try:
+        bench.run(suites, quick, out, Console())
+    except KeyboardInterrupt:
+        sys.exit("rvrs bench: interrupted.")
 
 
 class _FitOptions(NamedTuple):

@@ -6,7 +6,7 @@ grow with the number of proposals.
 
 import math
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,9 @@ from jax import lax
 from rvrs.core import acceptance, evidence, rejection, threshold
 from rvrs.core.evidence import Evidence
 from rvrs.core.problem import PRNGKey, Problem, PyTree, Targets, log_weights
+from rvrs.core.randomness import unrolled
+from rvrs.core.rejection import Tally
+from rvrs.core.threshold import ThresholdState
 from rvrs.settings import Settings
 
 # Proposals, over all targets, that are evaluated at once.
@@ -72,7 +75,7 @@ def _fresh_weights(rng_key: PRNGKey, problem: Problem, targets: Targets, wanted:
         noise = problem.sample_noise(key, (per_chunk, targets.num_targets))
         return log_weights(problem, targets, noise)
 
-    keys = jax.random.split(rng_key, math.ceil(wanted / per_chunk))
+    keys = jax.random.split(unrolled(rng_key), math.ceil(wanted / per_chunk))
     return lax.map(chunk, keys).reshape(-1, targets.num_targets)[:wanted]
 
 
@@ -81,6 +84,46 @@ def solve_threshold(lw: jax.Array, settings: Settings) -> jax.Array:
     if settings.threshold is not None:
         return jnp.full(lw.shape[1:], settings.threshold, lw.dtype)
     return threshold.calibrate(lw, settings.target_acceptance, settings.epsilon)
+
+
+def first_threshold(lw: jax.Array, settings: Settings, memory: float = 0.0) -> ThresholdState:
+    """T solved from log weights ``(n, B)``, and what else they tell the first step.
+
+    ``memory`` is the number of steps that they count for.
+    """
+    state = threshold.init(solve_threshold(lw, settings), memory)
+    return threshold.observe_weights(state, lw, settings.epsilon, settings.block_size)
+
+
+def follow(
+    state: ThresholdState, tally: Tally, settings: Settings, block_size: int
+) -> ThresholdState:
+    """What is known of T after a step with these proposals; T itself, unless it is fixed."""
+    observed = threshold.observe(state, tally)
+    if settings.threshold is None:
+        observed = threshold.adapt(
+            observed,
+            tally,
+            settings.target_acceptance,
+            block_size=block_size,
+            rule=settings.threshold_rule,
+        )
+    # Whatever happens, T stays a number.
+    return jax.tree.map(lambda new, old: jnp.where(jnp.isnan(new), old, new), observed, state)
+
+
+def centring(state: ThresholdState, settings: Settings) -> dict[str, Any]:
+    """What the objective subtracts from ``A``, as its keyword arguments."""
+    running = multiplier = None
+    if settings.baseline == "running":
+        running = threshold.mean_log_ratio(state)
+    if settings.follows_target:
+        multiplier = threshold.multiplier(state)
+        if running is not None:
+            # While the proposal is on its way A grows fast, and a mean over past steps lags so far
+            # behind that it would stop the proposal.
+            running = jnp.where(threshold.is_settled(state), running, jnp.nan)
+    return {"running_log_ratio": running, "multiplier": multiplier}
 
 
 class Evaluation(NamedTuple):
@@ -109,7 +152,7 @@ def _evaluate_weights(
     t = solve_threshold(first[:, None], settings)
     estimates = evidence.from_log_weights(lw[:, None], t, epsilon=settings.epsilon)
     a = acceptance.evaluate(lw, t, settings.epsilon)
-    accepted = rejection.accept(rng_key, jnp.exp(a.log_probability))
+    accepted = rejection.accept(rng_key, a.probability)
     return jax.tree.map(lambda leaf: leaf[0], estimates), a.log_ratio, accepted
 
 

@@ -55,6 +55,11 @@ class Settings:
         return self.threshold is None and self.threshold_rule == "tracking"
 
     @property
+    def min_samples(self) -> int:
+        """Draws that a step does with: one is enough where its baseline is known beforehand."""
+        return 1 if self.baseline == "running" else self.num_samples
+
+    @property
     def block_size(self) -> int:
         """Proposals in the first block of a step."""
         return rejection.block_size(self.num_samples, self.target_acceptance)

@@ -21,7 +21,7 @@ from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
 
 from rvrs import engine
-from rvrs.core import arguments, evidence, rejection, threshold
+from rvrs.core import arguments, rejection
 from rvrs.core.evidence import Evidence
 from rvrs.core.objectives import Baseline, Estimator, elbo_surrogate
 from rvrs.core.problem import PRNGKey, Problem, PyTree, Targets
@@ -45,8 +45,6 @@ class RVRSState(NamedTuple):
     """Parameters of the proposal, over the flattened position."""
     opt_state: optax.OptState
     threshold: ThresholdState
-    running_log_ratio: jax.Array
-    """Running estimate of ``E_r[A]``, which ``baseline="running"`` centres with."""
     position: PyTree
     """The position that training started from; it tells how to unflatten a draw."""
 
@@ -65,10 +63,6 @@ class RVRSInfo(NamedTuple):
     """Whether ``max_proposals`` was hit; such a step moves T but not the proposal."""
 
 
-# Weight of the newest step in the running estimate of E_r[A].
-_BASELINE_RATE = 0.02
-
-
 def as_top_level_api(
     logdensity_fn: LogDensity,
     optimizer: optax.GradientTransformation,
@@ -79,7 +73,7 @@ def as_top_level_api(
     epsilon: float = 1e-4,
     threshold: float | None = None,
     estimator: Estimator = "reparameterized",
-    baseline: Baseline = "leave_one_out",
+    baseline: Baseline = "running",
     threshold_rule: Rule = "tracking",
     max_proposals: int | None = None,
     init_scale: float = 0.1,
@@ -98,7 +92,7 @@ def as_top_level_api(
         The acceptance probability Z that T is adapted to: 1 is ordinary variational inference;
         the smaller, the closer to the target and the more proposals per draw (1 / Z).
     num_samples
-        Accepted draws per step (S).
+        Accepted draws per step (S), on average and at most.
     epsilon
         Guardrail: the least acceptance probability of any proposal.
     threshold
@@ -106,8 +100,10 @@ def as_top_level_api(
     estimator
         ``"reparameterized"``, or ``"score"`` for the higher-variance estimator of VRS.
     baseline
-        ``"leave_one_out"`` centres the gradient by the other draws (S >= 2, unbiased),
-        ``"running"`` by a running estimate of ``E_r[A]`` (S >= 1).
+        ``"running"`` centres the gradient by a running mean over all proposals, so that a step
+        does with a single draw where its proposals hold no more; ``"leave_one_out"`` by the other
+        draws of the step, all S >= 2 of which it then waits for, for an estimate that is unbiased
+        whatever came before, and noisier.
     threshold_rule
         ``"tracking"``, or ``"sgd"`` for the paper's rule.
     max_proposals
@@ -163,10 +159,8 @@ def init(
     opt_state = optimizer.init(parameters)
     # T is a function of the parameters; any key serves to compute it.
     lw = _calibration_weights(jax.random.key(0), parameters, position, logdensity_fn, settings)
-    t = engine.solve_threshold(lw, settings)
-    estimates = evidence.from_log_weights(lw, t, epsilon=settings.epsilon)
-    running_log_ratio = estimates.elbo - estimates.log_normalizer
-    return RVRSState(parameters, opt_state, threshold.init(t), running_log_ratio, position)
+    followed = engine.first_threshold(lw, settings)
+    return RVRSState(parameters, opt_state, followed, position)
 
 
 def step(
@@ -186,6 +180,7 @@ def step(
         _targets(state.parameters),
         t,
         num_samples=settings.num_samples,
+        min_samples=settings.min_samples,
         epsilon=settings.epsilon,
         block_size=settings.block_size,
         max_proposals=settings.max_proposals,
@@ -199,8 +194,7 @@ def step(
             t,
             epsilon=settings.epsilon,
             estimator=settings.estimator,
-            running_log_ratio=(state.running_log_ratio if settings.baseline == "running" else None),
-            multiplier=threshold.multiplier(state.threshold) if settings.follows_target else None,
+            **engine.centring(state.threshold, settings),
         )
         return -objective.surrogate[0], objective
 
@@ -211,25 +205,11 @@ def step(
     complete = draws.complete[0]
     # A step without its draws, or with a density that has no finite gradient there, is skipped.
     useful = jax.tree.reduce(lambda ok, g: ok & jnp.all(jnp.isfinite(g)), gradient, complete)
-    parameters, opt_state, running_log_ratio = jax.tree.map(
+    parameters, opt_state = jax.tree.map(
         lambda new, old: jnp.where(useful, new, old),
-        (
-            parameters,
-            opt_state,
-            state.running_log_ratio
-            + _BASELINE_RATE * (objective.log_ratio - state.running_log_ratio),
-        ),
-        (state.parameters, state.opt_state, state.running_log_ratio),
+        (parameters, opt_state),
+        (state.parameters, state.opt_state),
     )
-    adapted = state.threshold
-    if settings.threshold is None:
-        adapted = threshold.adapt(
-            adapted,
-            draws.tally,
-            settings.target_acceptance,
-            block_size=settings.block_size,
-            rule=settings.threshold_rule,
-        )
     tally = draws.tally
     info = RVRSInfo(
         elbo=jnp.where(complete, objective.elbo[0], jnp.nan),
@@ -238,7 +218,8 @@ def step(
         num_proposals=tally.num_proposals[0],
         capped=~complete,
     )
-    return RVRSState(parameters, opt_state, adapted, running_log_ratio, state.position), info
+    followed = engine.follow(state.threshold, tally, settings, settings.block_size)
+    return RVRSState(parameters, opt_state, followed, state.position), info
 
 
 def sample(

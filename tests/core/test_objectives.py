@@ -75,6 +75,7 @@ def expected_gradient(sigmoid_mean, epsilon, multiplier=None, **options):
         draws = Draws(
             noise=jnp.asarray(e[pairs][..., None]),
             log_weight=lw[pairs],
+            count=jnp.full(count, 2, jnp.int32),
             complete=jnp.ones(count, bool),
             log_normalizer=zeros,
             tally=Tally(zeros.astype(jnp.int32), *[zeros] * 5),
@@ -151,7 +152,7 @@ def test_the_multiplier_is_what_log_z_is_worth(sigmoid_mean, epsilon):
             num_samples=1, epsilon=epsilon, num_proposals=count,
         )  # fmt: skip
         state = threshold.init(jnp.full(1, t))
-        state = threshold.adapt(state, draws.tally, sigmoid_mean, block_size=count)
+        state = threshold.observe(state, draws.tally)
         got = float(threshold.multiplier(state)[0])
     # What ratios of sums over this many proposals are right to.
     np.testing.assert_allclose(got, min(worth, 0.0), rtol=0.01, atol=2e-3)
@@ -183,8 +184,9 @@ def test_truncated_model_gradient_has_its_known_bias(epsilon):
 def test_one_draw_with_the_right_running_baseline_gives_the_gradient_to_five_digits(
     name, sigmoid_mean, epsilon, estimator
 ):
-    # With the exact E_r[A] the S = 1 estimator is unbiased too, and its expectation is a sum
-    # over single nodes, in one dimension as well as in two.
+    # With the exact E_r[A] the estimator from one draw is unbiased too, and its expectation is a
+    # sum over single nodes, in one dimension as well as in two. A second slot that was not filled
+    # must not count, whatever is in it.
     case = exact.CASES[name]
     t, gradient = exact_gradient(name, sigmoid_mean, epsilon)
     with jax.enable_x64():
@@ -196,7 +198,10 @@ def test_one_draw_with_the_right_running_baseline_gives_the_gradient_to_five_dig
         mean = jnp.sum(r * (lw - exact.log_acceptance(lw, t, epsilon)))
         zeros = jnp.zeros(count)
         tally = Tally(zeros.astype(jnp.int32), *[zeros] * 5)
-        draws = Draws(grid.nodes[None], lw[None], jnp.ones(count, bool), zeros, tally)
+        noise = jnp.stack([grid.nodes, grid.nodes[::-1]])
+        draws = Draws(
+            noise, jnp.stack([lw, lw[::-1]]), jnp.ones(count, jnp.int32), zeros == 0, zeros, tally
+        )
         arguments = (draws, exact.targets(case, count), jnp.full(count, t), r)
         expectation = jax.jit(
             lambda draws, targets, t, weights: surrogate_gradients(

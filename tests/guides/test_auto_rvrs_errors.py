@@ -24,7 +24,7 @@ from tests.guides.models import X, Y, line, location, svi_of
         ({"target_acceptance": 0.0}, "target_acceptance must be a number in"),
         ({"target_acceptance": "0.1"}, "target_acceptance must be a number in"),
         ({"target_acceptance": 1e-5}, "cannot be reached with epsilon"),
-        ({"num_samples": 1}, "num_samples=2 or more"),
+        ({"num_samples": 1, "baseline": "leave_one_out"}, "num_samples=2 or more"),
         ({"num_samples": 2.0}, "num_samples must be a whole number"),
         ({"epsilon": -0.1}, "epsilon must be a number in"),
         ({"epsilon": None}, "epsilon must be a number in"),

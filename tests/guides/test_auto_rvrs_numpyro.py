@@ -221,7 +221,7 @@ def test_data_that_change_between_calls_are_the_data_that_count():
     assert abs(float(got.log_evidence) - log_evidence) < 4 * float(got.log_evidence_error) + 1e-3
     # The same program, other data.
     y[:] = 20.5
-    for _ in range(1000):
+    for _ in range(2000):
         state, _ = update(state, y)
     assert abs(posterior_z_score(guide, svi.get_params(state), y)) < 4
 

@@ -29,6 +29,8 @@ class Acceptance(NamedTuple):
 
     log_probability: Float[Array, "*shape"]
     """``log a_e``."""
+    probability: Float[Array, "*shape"]
+    """``a_e``."""
     sigmoid: Float[Array, "*shape"]
     """``a = sigmoid(lw + T)``, the acceptance probability without the guardrail."""
     kappa: Float[Array, "*shape"]
@@ -46,8 +48,10 @@ def log_acceptance(
     """``log a_e``; ``-inf`` with gradient zero where the log weight is not finite."""
     finite = jnp.isfinite(log_weight)
     # The inner `where` keeps non-finite values out of the branch that autodiff visits too.
-    shifted = jnp.where(finite, log_weight, 0.0) + threshold
-    return jnp.where(finite, _add_guardrail(jax.nn.log_sigmoid(shifted), epsilon), -jnp.inf)
+    log_a = jax.nn.log_sigmoid(jnp.where(finite, log_weight, 0.0) + threshold)
+    if epsilon > 0:
+        log_a = jnp.logaddexp(math.log1p(-epsilon) + log_a, math.log(epsilon))
+    return jnp.where(finite, log_a, -jnp.inf)
 
 
 def evaluate(
@@ -57,35 +61,33 @@ def evaluate(
 
     None of the formulas subtracts two large numbers or forms 0/0: ``share`` and ``guard`` are
     the parts of ``a_e`` that come from the sigmoid and from the guardrail, ``share + guard = 1``.
+    One exponential and one logarithm serve them all: this runs on every proposal.
     """
     finite = jnp.isfinite(log_weight)
     lw = jnp.where(finite, log_weight, 0.0)
-    log_a = jax.nn.log_sigmoid(lw + threshold)
-    a = jnp.exp(log_a)
-    log_a_e = _add_guardrail(log_a, epsilon)
+    x = lw + threshold
+    decay = jnp.exp(-jnp.abs(x))
+    larger, smaller = 1 / (1 + decay), decay / (1 + decay)
+    a, complement = jnp.where(x >= 0, larger, smaller), jnp.where(x >= 0, smaller, larger)
+    log1p_decay = jnp.log1p(decay)
     if epsilon > 0:
-        share = jnp.exp(math.log1p(-epsilon) + log_a - log_a_e)
-        guard = jnp.exp(math.log(epsilon) - log_a_e)
+        a_e = epsilon + (1 - epsilon) * a
+        # Near 1 the logarithm comes from the distance to 1, which a_e itself has lost.
+        log_a_e = jnp.where(a_e > 0.5, jnp.log1p(-(1 - epsilon) * complement), jnp.log(a_e))
+        share, guard = (1 - epsilon) * a / a_e, epsilon / a_e
         log_ratio = lw - log_a_e
     else:
-        share = jnp.ones_like(a)
-        guard = jnp.zeros_like(a)
+        a_e = a
+        log_a_e = jnp.minimum(x, 0.0) - log1p_decay
+        share, guard = jnp.ones_like(a), jnp.zeros_like(a)
         # exp(A) = exp(lw) + exp(-T): lw - log a would cancel completely for lw << -T.
-        log_ratio = jnp.logaddexp(lw, -threshold)
-    c = share * jax.nn.sigmoid(-(lw + threshold))
-    kappa = guard + share * a
+        log_ratio = jnp.maximum(lw, -threshold) + log1p_decay
     zero = jnp.zeros_like(lw)
     return Acceptance(
         log_probability=jnp.where(finite, log_a_e, -jnp.inf),
+        probability=jnp.where(finite, a_e, zero),
         sigmoid=jnp.where(finite, a, zero),
-        kappa=jnp.where(finite, kappa, zero),
-        c=jnp.where(finite, c, zero),
+        kappa=jnp.where(finite, guard + share * a, zero),
+        c=jnp.where(finite, share * complement, zero),
         log_ratio=jnp.where(finite, log_ratio, zero),
     )
-
-
-def _add_guardrail(log_a: Float[Array, "*shape"], epsilon: float) -> Float[Array, "*shape"]:
-    """``log(eps + (1 - eps) a)``."""
-    if epsilon == 0:
-        return log_a
-    return jnp.logaddexp(math.log1p(-epsilon) + log_a, math.log(epsilon))

@@ -25,6 +25,7 @@ from jaxtyping import Array, Float
 
 from rvrs.core.acceptance import evaluate
 from rvrs.core.problem import PRNGKey, Problem, Targets, log_weights
+from rvrs.core.randomness import unrolled
 
 
 class Evidence(NamedTuple):
@@ -83,7 +84,7 @@ def estimate(
     targets, threshold = lax.stop_gradient((targets, threshold))
 
     def add_chunk(index: Array, moments: _Moments) -> _Moments:
-        key = jax.random.fold_in(rng_key, index)
+        key = jax.random.fold_in(unrolled(rng_key), index)
         noise = problem.sample_noise(key, (per_chunk, targets.num_targets))
         lw = log_weights(problem, targets, noise)
         return _merge(moments, _moments(lw, threshold, epsilon))

@@ -75,9 +75,11 @@ def elbo_surrogate(
         Differentiate with respect to ``targets.proposal`` for phi and ``targets.model`` or
         ``targets.data`` (or whatever else ``problem.log_joint`` depends on) for theta.
     running_log_ratio
-        A running estimate of ``E_r[A]``. None centres ``A`` by the mean over the draws, which
-        needs S >= 2 and is unbiased; a running estimate allows S = 1 (the paper's footnote) and
-        is unbiased only as far as the estimate is independent of the draws and right.
+        A running estimate of ``E_r[A]``, NaN where there is none yet. None, or NaN, centres ``A``
+        by the mean over the draws, which is unbiased if there are two or more; of a single draw
+        it leaves the path of ``kappa^2`` alone. A running estimate does with one draw (the paper's
+        footnote) and is unbiased as far as it is independent of the draws and right. It is also
+        less noisy: for S = 2 by half in the term of the covariance.
     multiplier
         None gives the gradient of the ELBO at fixed T. A number, from
         :func:`rvrs.core.threshold.multiplier`, gives that of ``ELBO - multiplier log Z``, which is
@@ -132,21 +134,28 @@ def _weights(
     # The sampler has evaluated the log weights already; they are values, not functions, here.
     a = evaluate(draws.log_weight, lax.stop_gradient(threshold), epsilon)
     num_samples = draws.log_weight.shape[0]
-    mean = jnp.mean(a.log_ratio, axis=0)
-    if running_log_ratio is None:
-        centred = (a.log_ratio - mean) / (num_samples - 1)
-    else:
-        centred = (a.log_ratio - lax.stop_gradient(running_log_ratio)) / num_samples
+    is_draw = jnp.arange(num_samples, dtype=jnp.int32)[:, None] < draws.count
+    count = jnp.maximum(draws.count, 1).astype(a.log_ratio.dtype)
+    # The weight of a draw in a mean over the draws that the target has.
+    share = jnp.where(is_draw, 1 / count, 0.0)
+    mean = jnp.sum(share * a.log_ratio, axis=0)
+    # What one draw alone would be centred by is itself.
+    centred = (a.log_ratio - mean) * share * (count / jnp.maximum(count - 1, 1))
+    if running_log_ratio is not None:
+        running = lax.stop_gradient(running_log_ratio)
+        known = ~jnp.isnan(running)
+        by_running = (a.log_ratio - jnp.where(known, running, 0.0)) * share
+        centred = jnp.where(known, by_running, centred)
     if multiplier is not None:
         # grad log Z is E_r of the same terms that the covariance with A is made of.
-        centred = centred - lax.stop_gradient(multiplier) / num_samples
+        centred = centred - lax.stop_gradient(multiplier) * share
 
-    model = jnp.full_like(centred, 1 / num_samples)
+    model = share
     if model_gradient == "unbiased":
         model = model + centred * a.c
         model = jnp.where(jnp.abs(model) < _SMALLEST_WEIGHT, _SMALLEST_WEIGHT, model)
     if estimator == "reparameterized":
-        path = 2 * a.sigmoid * a.c * centred + a.kappa**2 / num_samples
+        path = 2 * a.sigmoid * a.c * centred + a.kappa**2 * share
         return _Weights(path, model, -path, mean)
     return _Weights(jnp.zeros_like(centred), model, a.kappa * centred, mean)
 

@@ -23,6 +23,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from rvrs.core.acceptance import evaluate
 from rvrs.core.problem import PRNGKey, Problem, PyTree, Targets, log_weights
+from rvrs.core.randomness import unrolled
 
 
 class Tally(NamedTuple):
@@ -52,9 +53,11 @@ class Draws(NamedTuple):
     """Leaves ``(S, B, ...)``: what :attr:`Problem.propose` turns into the accepted draws."""
     log_weight: Float[Array, "s b"]
     """``lw`` of the accepted draws."""
+    count: Int[Array, " b"]
+    """How many draws the target got, S at most; what is above in ``noise`` is filled up with
+    proposals that were rejected and must not be used as draws."""
     complete: Bool[Array, " b"]
-    """Whether the target got all of its S draws. The noise of a target that did not is filled
-    up with rejected proposals and must not be used as draws."""
+    """Whether the target got as many draws as were asked for."""
     log_normalizer: Float[Array, " b"]
     """An estimate of ``log Z`` from these proposals."""
     tally: Tally
@@ -66,7 +69,8 @@ class _Progress(NamedTuple):
     noise: PyTree
     log_weight: Float[Array, "s b"]
     accepted: Int[Array, " b"]  # at most S
-    trials: Int[Array, " b"]  # the target's proposals up to and including its S-th accepted one
+    successes: Int[Array, " b"]  # the estimate of log Z is digamma(successes) - digamma(trials)
+    trials: Int[Array, " b"]
     tally: Tally
 
 
@@ -97,17 +101,22 @@ def draw_exact(
     threshold: Float[Array, " b"],
     *,
     num_samples: int,
+    min_samples: int | None = None,
     epsilon: float,
     block_size: int,
     max_proposals: int,
     reallocate: bool = False,
 ) -> Draws:
-    """Propose until every target has ``num_samples`` accepted draws (Algorithm 2).
+    """Propose until every target has its accepted draws (Algorithm 2).
 
     Parameters
     ----------
     threshold
         ``T``, one per target.
+    min_samples
+        Stop as soon as every target has this many draws, by default all S; of more than these
+        the first S are kept. A block of ``S / Z`` proposals holds two draws of S = 2 with
+        probability 0.6, but one with 0.88.
     block_size
         Proposals per target in the first block; see :func:`block_size`. Later blocks have fewer,
         since targets that come to them lack less.
@@ -118,57 +127,67 @@ def draw_exact(
         Whether blocks after the first one serve only targets that still lack draws, in
         proportion to what they lack. Pays when acceptance differs between targets.
 
-    ``log_normalizer`` is ``digamma(S) - digamma(n)`` with ``n`` the number of proposals that
-    the target needed, which is unbiased for ``log Z``: ``n`` is negative binomial, and
-    ``E[H_{n-1} - H_{S-1}] = -log Z``.
+    ``log_normalizer`` is unbiased for ``log Z``. The number ``n`` of proposals up to the m-th
+    accepted one, with m of ``min_samples``, is negative binomial, so that
+    ``E[digamma(m) - digamma(n)] = E[H_{m-1} - H_{n-1}] = log Z``. Where the first block, of K
+    proposals, holds M >= m accepted ones, these are in random places, and the mean over the places
+    is ``H_M - H_K``, which is less noisy and does not depend on m.
     """
+    wanted = num_samples if min_samples is None else min_samples
     targets, threshold = lax.stop_gradient((targets, threshold))
     first = min(block_size, max_proposals)
     later = min(_later_block(block_size, targets.num_targets, reallocate), max_proposals - first)
     max_rounds = (max_proposals - first) // later if later else 0
     # One split for all keys: each split costs as much as drawing a block's uniform numbers.
-    noise_key, accept_key, loop_key = jax.random.split(rng_key, 3)
+    noise_key, accept_key, loop_key = jax.random.split(unrolled(rng_key), 3)
 
     nothing = jnp.zeros(targets.num_targets, jnp.int32)
     block = _propose((noise_key, accept_key), problem, targets, threshold, epsilon, first)
-    progress = _start(_harvest(block, nothing, num_samples))
+    progress = _start(_harvest(block, nothing, num_samples, wanted))
 
     def unfinished(carry: tuple[Array, PRNGKey, _Progress]) -> Array:
         round_, _, progress = carry
-        return (round_ < max_rounds) & jnp.any(progress.accepted < num_samples)
+        return (round_ < max_rounds) & jnp.any(progress.accepted < wanted)
 
     def propose_more(
         carry: tuple[Array, PRNGKey, _Progress],
     ) -> tuple[Array, PRNGKey, _Progress]:
         round_, key, progress = carry
         key, offset_key, *keys = jax.random.split(key, 4)
-        lacking = num_samples - progress.accepted
+        lacking = jnp.maximum(wanted - progress.accepted, 0)
         if reallocate:
             assigned = _share_out(offset_key, lacking, later * targets.num_targets)
             rows, thresholds = targets.take(assigned), threshold[assigned]
             block = _propose(keys, problem, rows, thresholds, epsilon, 1)
-            harvest = _harvest_assigned(block, assigned, progress.accepted, num_samples)
+            harvest = _harvest_assigned(block, assigned, progress.accepted, num_samples, wanted)
         else:
             block = _propose(keys, problem, targets, threshold, epsilon, later)
-            harvest = _harvest(block, progress.accepted, num_samples)
-        return round_ + 1, key, _add(progress, harvest)
+            harvest = _harvest(block, progress.accepted, num_samples, wanted)
+        return round_ + 1, key, _add(progress, harvest, wanted)
 
     def propose_until_done(progress: _Progress) -> _Progress:
         start = (jnp.int32(0), loop_key, progress)
         return lax.while_loop(unfinished, propose_more, start)[2]
 
     if max_rounds:
-        done = jnp.all(progress.accepted == num_samples)
+        done = jnp.all(progress.accepted >= wanted)
         progress = lax.cond(done, lambda progress: progress, propose_until_done, progress)
 
-    complete = progress.accepted == num_samples
+    complete = progress.accepted >= wanted
     # An incomplete target has stopped on a failure; the same formula with one more proposal, taken
     # for a success, stays finite.
-    successes = jnp.where(complete, num_samples, progress.accepted + 1)
+    successes = jnp.where(complete, progress.successes, progress.accepted + 1)
     trials = jnp.where(complete, progress.trials, progress.tally.num_proposals + 1)
     psi = digamma(jnp.stack([successes, trials]).astype(threshold.dtype))
     log_normalizer = psi[0] - psi[1]
-    return Draws(progress.noise, progress.log_weight, complete, log_normalizer, progress.tally)
+    return Draws(
+        progress.noise,
+        progress.log_weight,
+        progress.accepted,
+        complete,
+        log_normalizer,
+        progress.tally,
+    )
 
 
 def draw_budget(
@@ -187,14 +206,15 @@ def draw_budget(
     probability of the S' proposals, whose bias is about ``-Var(a_e) / (2 S' Z^2)``.
     """
     targets, threshold = lax.stop_gradient((targets, threshold))
-    noise_key, accept_key = jax.random.split(rng_key)
+    noise_key, accept_key = jax.random.split(unrolled(rng_key))
     block = _propose((noise_key, accept_key), problem, targets, threshold, epsilon, num_proposals)
     nothing = jnp.zeros(targets.num_targets, jnp.int32)
-    progress = _start(_harvest(block, nothing, num_samples))
+    progress = _start(_harvest(block, nothing, num_samples, num_samples))
     mean_acceptance = progress.tally.acceptance / num_proposals
     return Draws(
         progress.noise,
         progress.log_weight,
+        progress.accepted,
         progress.accepted == num_samples,
         jnp.log(mean_acceptance),
         progress.tally,
@@ -213,7 +233,8 @@ def accept_all(noise: PyTree, log_weight: Float[Array, "s b"]) -> Draws:
         ratio=zeros,
         ratio_slope=zeros,
     )
-    return Draws(noise, log_weight, jnp.ones(num_targets, bool), zeros, tally)
+    count = jnp.full(num_targets, num_samples, jnp.int32)
+    return Draws(noise, log_weight, count, jnp.ones(num_targets, bool), zeros, tally)
 
 
 class _Block(NamedTuple):
@@ -234,7 +255,7 @@ class _Harvest(NamedTuple):
     noise: PyTree
     log_weight: Float[Array, "s b"]
     accepted: Int[Array, " b"]
-    trial: Int[Array, " b"]  # which of the target's proposals in this block fills its last slot
+    trial: Int[Array, " b"]  # which of the target's proposals here is the last that it lacked
     tally: Tally
 
 
@@ -251,7 +272,7 @@ def _propose(
     noise = problem.sample_noise(noise_key, shape)
     log_weight = log_weights(problem, targets, noise)
     acceptance = evaluate(log_weight, threshold[None], epsilon)
-    a_e = jnp.exp(acceptance.log_probability)
+    a_e = acceptance.probability
     accepted = accept(accept_key, a_e)
     # T of infinity, where everything is accepted, has no finite origin; nothing needs one there.
     ratio = jnp.where(a_e > 0, acceptance.log_ratio + jnp.nan_to_num(threshold, posinf=0.0), 0.0)
@@ -274,10 +295,12 @@ def _uniform(rng_key: PRNGKey, shape: tuple[int, ...], dtype: jnp.dtype) -> Floa
     return (bits.astype(dtype) + 0.5) * 2.0**-32
 
 
-def _harvest(block: _Block, already: Int[Array, " b"], num_samples: int) -> _Harvest:
+def _harvest(
+    block: _Block, already: Int[Array, " b"], num_samples: int, min_samples: int
+) -> _Harvest:
     """Keep the first accepted proposals of a block whose columns are the targets."""
     num_proposals, num_targets = block.accepted.shape
-    rank = jnp.cumsum(block.accepted, axis=0, dtype=jnp.int32)
+    rank = _running_count(block.accepted)
     wanted = _wanted_ranks(already, num_samples)
     position = jax.vmap(_first_reaching, in_axes=(1, 1), out_axes=1)(rank, wanted)
     found = (wanted > 0) & (wanted <= rank[-1])
@@ -297,7 +320,8 @@ def _harvest(block: _Block, already: Int[Array, " b"], num_samples: int) -> _Har
         ratio=jnp.sum(block.acceptance * block.ratio, axis=0),
         ratio_slope=jnp.sum(block.slope * block.ratio, axis=0),
     )
-    return _Harvest(found, noise, log_weight, rank[-1], position[-1] + 1, tally)
+    trial = position[min_samples - 1] + 1
+    return _Harvest(found, noise, log_weight, rank[-1], trial, tally)
 
 
 def _share_out(rng_key: PRNGKey, lacking: Int[Array, " b"], slots: int) -> Int[Array, " slots"]:
@@ -316,7 +340,11 @@ def _share_out(rng_key: PRNGKey, lacking: Int[Array, " b"], slots: int) -> Int[A
 
 
 def _harvest_assigned(
-    block: _Block, assigned: Int[Array, " slots"], already: Int[Array, " b"], num_samples: int
+    block: _Block,
+    assigned: Int[Array, " slots"],
+    already: Int[Array, " b"],
+    num_samples: int,
+    min_samples: int,
 ) -> _Harvest:
     """Keep the first accepted proposals of a block of one row, sorted by target."""
     block = jax.tree.map(lambda leaf: leaf[0], block)
@@ -345,12 +373,23 @@ def _harvest_assigned(
         ratio=total(block.acceptance * block.ratio),
         ratio_slope=total(block.slope * block.ratio),
     )
-    return _Harvest(found, noise, log_weight, accepted, position[-1] - begin + 1, tally)
+    trial = position[min_samples - 1] - begin + 1
+    return _Harvest(found, noise, log_weight, accepted, trial, tally)
 
 
 def _wanted_ranks(already: Int[Array, " b"], num_samples: int) -> Int[Array, "s b"]:
     """Which of a block's accepted proposals (1 = the first) each slot takes; <= 0 if it is full."""
     return jnp.arange(1, num_samples + 1, dtype=jnp.int32)[:, None] - already
+
+
+def _running_count(accepted: Bool[Array, "k b"]) -> Int[Array, "k b"]:
+    """How many of the first proposals were accepted, the present one included."""
+    size, num_targets = accepted.shape
+    if size * size * num_targets > 2**14:
+        return jnp.cumsum(accepted, axis=0, dtype=jnp.int32)
+    # A sum over all pairs is one fused operation, a cumulative sum several.
+    earlier = jnp.tri(size, dtype=bool)[:, :, None]
+    return jnp.sum(earlier & accepted, axis=1, dtype=jnp.int32)
 
 
 def _first_reaching(rank: Int[Array, " k"], wanted: Int[Array, "*s"]) -> Int[Array, "*s"]:
@@ -363,11 +402,14 @@ def _first_reaching(rank: Int[Array, " k"], wanted: Int[Array, "*s"]) -> Int[Arr
 
 def _start(harvest: _Harvest) -> _Progress:
     accepted = jnp.minimum(harvest.accepted, harvest.found.shape[0])
-    return _Progress(harvest.noise, harvest.log_weight, accepted, harvest.trial, harvest.tally)
+    # Of use where there are min_samples draws already.
+    successes, trials = harvest.accepted + 1, harvest.tally.num_proposals + 1
+    return _Progress(harvest.noise, harvest.log_weight, accepted, successes, trials, harvest.tally)
 
 
-def _add(progress: _Progress, harvest: _Harvest) -> _Progress:
+def _add(progress: _Progress, harvest: _Harvest, min_samples: int) -> _Progress:
     found = harvest.found
+    last = found[min_samples - 1]
 
     def fill(old: Array, new: Array) -> Array:
         return jnp.where(found.reshape(found.shape + (1,) * (new.ndim - 2)), new, old)
@@ -379,6 +421,7 @@ def _add(progress: _Progress, harvest: _Harvest) -> _Progress:
         noise,
         log_weight,
         accepted=jnp.minimum(progress.accepted + harvest.accepted, found.shape[0]),
-        trials=jnp.where(found[-1], progress.tally.num_proposals + harvest.trial, progress.trials),
+        successes=jnp.where(last, min_samples, progress.successes),
+        trials=jnp.where(last, progress.tally.num_proposals + harvest.trial, progress.trials),
         tally=jax.tree.map(jnp.add, progress.tally, harvest.tally),
     )

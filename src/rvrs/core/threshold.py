@@ -9,9 +9,9 @@ from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
-from rvrs.core.acceptance import log_acceptance
+from rvrs.core.acceptance import evaluate, log_acceptance
 from rvrs.core.rejection import Tally
 
 Rule = Literal["tracking", "sgd"]
@@ -29,7 +29,8 @@ class ThresholdState(NamedTuple):
     power: Float[Array, " b"]
     """Moving average of their squares."""
     moments: Float[Array, "4 b"]
-    """Sums over past steps, the newest counting most, of what :func:`multiplier` is made of."""
+    """Sums over the proposals of past steps, the newest counting most, of what
+    :func:`mean_log_ratio` and :func:`multiplier` are made of."""
 
 
 def init(threshold: Float[Array, " b"], memory: float = 0.0) -> ThresholdState:
@@ -40,6 +41,41 @@ def init(threshold: Float[Array, " b"], memory: float = 0.0) -> ThresholdState:
     # Arrays of their own, since training loops may donate them.
     drift, power = jnp.zeros_like(threshold), jnp.zeros_like(threshold)
     return ThresholdState(threshold, drift + memory, drift, power, jnp.stack([drift] * 4))
+
+
+def observe_weights(
+    state: ThresholdState, log_weights: Float[Array, "n b"], epsilon: float, block_size: int
+) -> ThresholdState:
+    """Moments from a sample of log weights, which counts no more than the steps it will join."""
+    a = evaluate(log_weights, state.value, epsilon)
+    ratio = jnp.where(a.probability > 0, a.log_ratio + _origin(state.value), 0.0)
+    slope = a.probability * a.c
+    sums = [a.probability, slope, a.probability * ratio, slope * ratio]
+    weight = min(len(log_weights), block_size / (1 - _MOMENT_DECAY))
+    return state._replace(moments=weight * jnp.mean(jnp.stack(sums), axis=1))
+
+
+def observe(state: ThresholdState, tally: Tally) -> ThresholdState:
+    """Moments after another step with these proposals."""
+    sums = jnp.stack([tally.acceptance, tally.slope, tally.ratio, tally.ratio_slope])
+    return state._replace(moments=_MOMENT_DECAY * state.moments + sums)
+
+
+def is_settled(state: ThresholdState) -> Bool[Array, " b"]:
+    """Whether T has not drifted for so long that the moments are those of the present."""
+    return state.memory > 1 / (1 - _MOMENT_DECAY)
+
+
+def mean_log_ratio(state: ThresholdState) -> Float[Array, " b"]:
+    """``E_r[A]`` as all proposals of past steps tell, accepted or not."""
+    acceptance, _, ratio, _ = state.moments
+    tiny = jnp.finfo(acceptance.dtype).tiny
+    return ratio / jnp.maximum(acceptance, tiny) - _origin(state.value)
+
+
+def _origin(threshold: Float[Array, " b"]) -> Float[Array, " b"]:
+    """What ``A`` is measured from in the moments, with the other sign; see :class:`Tally`."""
+    return jnp.nan_to_num(threshold, posinf=0.0)
 
 
 def multiplier(state: ThresholdState) -> Float[Array, " b"]:
@@ -140,8 +176,6 @@ def adapt(
     an unbiased estimate of ``E_q[a_e - Z_target] E_q[d a_e / dT]`` over the proposals.
     """
     count = tally.num_proposals.astype(state.value.dtype)
-    sums = jnp.stack([tally.acceptance, tally.slope, tally.ratio, tally.ratio_slope])
-    state = state._replace(moments=_MOMENT_DECAY * state.moments + sums)
     if rule == "sgd":
         pairs = tally.acceptance * tally.slope - tally.cross
         gradient = pairs / (count * (count - 1)) - target_acceptance * tally.slope / count

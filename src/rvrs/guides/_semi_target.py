@@ -9,9 +9,11 @@ from jax import lax
 from numpyro import handlers
 from numpyro.infer.autoguide import AutoGuide
 
+from rvrs import engine
 from rvrs.core import rejection, threshold
 from rvrs.core.objectives import elbo_surrogate
 from rvrs.core.problem import PRNGKey, Problem, Targets, log_weights
+from rvrs.core.randomness import unrolled
 from rvrs.core.rejection import Draws
 from rvrs.core.threshold import ThresholdState
 from rvrs.engine import solve_threshold
@@ -145,7 +147,7 @@ class SemiTarget(AutoGuide):
             epsilon=settings.epsilon,
             estimator=settings.estimator,
             model_gradient=settings.model_gradient,
-            multiplier=threshold.multiplier(followed) if settings.follows_target else None,
+            **engine.centring(followed, settings),
         )
         num_points = state["value"].shape[0]
         # Algorithm 3: the points that have their draws stand for all.
@@ -196,7 +198,8 @@ class SemiTarget(AutoGuide):
     ) -> jax.Array:
         program = self.local_program(plate, parameters, latents, arguments)
         problem, targets = self.problem(program, parameters, program.rows(index))
-        noise = problem.sample_noise(rng_key, (self.settings.num_samples, targets.num_targets))
+        shape = (self.settings.num_samples, targets.num_targets)
+        noise = problem.sample_noise(unrolled(rng_key), shape)
         draws = rejection.accept_all(noise, log_weights(problem, targets, noise))
         everything = jnp.full_like(draws.log_normalizer, jnp.inf)
         found = elbo_surrogate(problem, targets, draws, everything, epsilon=0.0)
@@ -264,7 +267,7 @@ class SemiTarget(AutoGuide):
             noise = problem.sample_noise(rng_key, (count, targets.num_targets))
             lw = log_weights(problem, lax.stop_gradient(targets), noise)
             memory = _FIRST_DRAWS / settings.num_samples
-            found = threshold.init(solve_threshold(lw, settings), memory)
+            found = engine.first_threshold(lw, settings, memory)
             return jax.tree.map(
                 lambda new, old: jnp.where(known.memory == 0, new, old), found, known
             )
@@ -275,13 +278,8 @@ class SemiTarget(AutoGuide):
         self, state: State, followed: ThresholdState, draws: Draws, index: jax.Array
     ) -> State:
         settings, tally = self.settings, draws.tally
-        if settings.follows_target:
-            block = settings.num_proposals or settings.block_size
-            adapted = threshold.adapt(followed, tally, settings.target_acceptance, block_size=block)
-            # Whatever happens, T stays a number.
-            followed = jax.tree.map(
-                lambda new, old: jnp.where(jnp.isfinite(new), new, old), adapted, followed
-            )
+        block = settings.num_proposals or settings.block_size
+        followed = engine.follow(followed, tally, settings, block)
         total = jnp.sum(tally.num_proposals, dtype=jnp.int32)
         return _put(index, state, followed) | {
             "acceptance": jnp.sum(tally.acceptance) / total.astype(tally.acceptance.dtype),

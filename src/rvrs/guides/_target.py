@@ -14,10 +14,11 @@ from numpyro.infer.autoguide import AutoContinuous
 
 from rvrs import engine
 from rvrs.core import arguments as checks
-from rvrs.core import rejection, threshold
+from rvrs.core import rejection
 from rvrs.core.acceptance import evaluate
 from rvrs.core.objectives import elbo_surrogate
 from rvrs.core.problem import PRNGKey, Problem, PyTree, Targets, log_weights
+from rvrs.core.randomness import unrolled
 from rvrs.core.threshold import ThresholdState
 from rvrs.engine import Evaluation, Evidence
 from rvrs.guides import _numpyro
@@ -209,10 +210,13 @@ class ModelTarget(AutoContinuous):
         """The state that training starts with: T solved from the parameters."""
         problem, targets = self._problem(parameters, theta, arguments)
         # T is a function of the parameters; any key serves to compute it.
-        t = engine.calibrate(jax.random.key(0), problem, targets, self.settings, _FIRST_DRAWS)
+        lw = engine.calibration_weights(
+            jax.random.key(0), problem, targets, self.settings, _FIRST_DRAWS
+        )
+        followed = engine.first_threshold(lax.stop_gradient(lw), self.settings)
         return {
-            **threshold.init(lax.stop_gradient(t))._asdict(),
-            "acceptance": jnp.zeros_like(t[0]),
+            **followed._asdict(),
+            "acceptance": jnp.zeros_like(followed.value[0]),
             "num_proposals": jnp.int32(0),
             "num_capped": jnp.int32(0),
         }
@@ -236,6 +240,7 @@ class ModelTarget(AutoContinuous):
             targets,
             t,
             num_samples=settings.num_samples,
+            min_samples=settings.min_samples,
             epsilon=settings.epsilon,
             block_size=settings.block_size,
             max_proposals=settings.max_proposals,
@@ -248,7 +253,7 @@ class ModelTarget(AutoContinuous):
             epsilon=settings.epsilon,
             estimator=settings.estimator,
             model_gradient=settings.model_gradient,
-            multiplier=threshold.multiplier(followed) if settings.follows_target else None,
+            **engine.centring(followed, settings),
         )
         complete = draws.complete[0]
         surrogate = objective.surrogate[0] + jnp.where(complete, 0.0, jnp.nan)
@@ -257,14 +262,7 @@ class ModelTarget(AutoContinuous):
         log_joint = draws.log_weight[0, 0] + log_q
 
         tally = draws.tally
-        if settings.threshold is None:
-            adapted = threshold.adapt(
-                followed, tally, settings.target_acceptance, block_size=settings.block_size
-            )
-            # Whatever happens, T stays a number.
-            followed = jax.tree.map(
-                lambda new, old: jnp.where(jnp.isnan(new), old, new), adapted, followed
-            )
+        followed = engine.follow(followed, tally, settings, settings.block_size)
         new_state = {
             **followed._asdict(),
             "acceptance": tally.acceptance[0] / tally.num_proposals[0].astype(t.dtype),
@@ -286,7 +284,7 @@ class ModelTarget(AutoContinuous):
         Proposals of a density that is not finite are left out.
         """
         problem, targets = self._problem(parameters, theta, arguments)
-        noise = problem.sample_noise(rng_key, (num_samples, 1))
+        noise = problem.sample_noise(unrolled(rng_key), (num_samples, 1))
         draws = rejection.accept_all(noise, log_weights(problem, targets, noise))
         everything = jnp.full_like(draws.log_normalizer, jnp.inf)
         return elbo_surrogate(problem, targets, draws, everything, epsilon=0.0).surrogate[0]
@@ -318,7 +316,7 @@ class ModelTarget(AutoContinuous):
             latent=jnp.where(complete[:, None], z, jnp.nan),
             log_weight=jnp.where(complete, lw, jnp.nan),
             log_ratio=jnp.where(complete, a.log_ratio, jnp.nan),
-            acceptance=jnp.where(complete, jnp.exp(a.log_probability), jnp.nan),
+            acceptance=jnp.where(complete, a.probability, jnp.nan),
             complete=complete,
         )
 

@@ -16,7 +16,7 @@ from numpyro.infer.initialization import init_to_uniform
 from numpyro.primitives import mutable
 
 from rvrs.core import arguments as checks
-from rvrs.core.objectives import Estimator, ModelGradient
+from rvrs.core.objectives import Baseline, Estimator, ModelGradient
 from rvrs.core.problem import PRNGKey, PyTree
 from rvrs.guides import _numpyro
 from rvrs.guides._numpyro import Arguments
@@ -61,13 +61,19 @@ class AutoRVRS(ModelTarget):
         The acceptance probability Z that T is adapted to: 1 is ordinary variational inference;
         the smaller, the closer to the posterior and the more proposals per draw (1 / Z).
     num_samples
-        Accepted draws per step (S); what ``num_particles`` is for other guides.
+        Accepted draws per step (S), on average and at most; what ``num_particles`` is for other
+        guides.
     epsilon
         Guardrail: the least acceptance probability of any proposal.
     threshold
         None adapts T; a number fixes it, and ``target_acceptance`` then only sizes blocks.
     estimator
         ``"reparameterized"``, or ``"score"`` for the higher-variance estimator of VRS.
+    baseline
+        ``"running"`` centres the gradient by a running mean over all proposals, so that a step
+        does with a single draw where its proposals hold no more; ``"leave_one_out"`` by the other
+        draws of the step, all S of which it then waits for, for an estimate that is unbiased
+        whatever came before, and noisier.
     model_gradient
         ``"unbiased"``, or ``"truncated"`` for the paper's estimator of the gradient of the
         model's ``numpyro.param`` sites, which leaves out a covariance.
@@ -100,6 +106,7 @@ class AutoRVRS(ModelTarget):
         epsilon: float = 1e-4,
         threshold: float | None = None,
         estimator: Estimator = "reparameterized",
+        baseline: Baseline = "running",
         model_gradient: ModelGradient = "unbiased",
         max_proposals: int | None = None,
         prefix: str = "auto",
@@ -123,7 +130,7 @@ class AutoRVRS(ModelTarget):
             epsilon=epsilon,
             threshold=threshold,
             estimator=estimator,
-            baseline="leave_one_out",
+            baseline=baseline,
             threshold_rule="tracking",
             max_proposals=default_max_proposals(max_proposals, num_samples, target_acceptance),
             init_scale=init_scale,
