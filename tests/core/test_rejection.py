@@ -60,7 +60,7 @@ def test_draws_follow_the_exact_cdf_of_r_for_every_acceptance(sampler):
     problem = exact.problem(CASE)
     draws = draws_of(sampler, jax.random.key(1), problem, targets, t)
     z = CASE.loc + np.exp(CASE.log_scale) * np.asarray(draws.noise)[..., 0]
-    complete, count = np.asarray(draws.complete), np.asarray(draws.count)
+    complete, count = np.asarray(draws.complete), np.asarray(draws.num_draws)
     for index, value in enumerate(values):
         cdf = exact_cdf(value, 1e-3)
         for slot in range(2):
@@ -106,9 +106,9 @@ def test_one_draw_is_enough_where_it_is_said_to_be():
     problem = exact.problem(CASE)
     draws = draws_of("one is enough", jax.random.key(2), problem, targets, t)
     assert draws.complete.all()
-    assert set(np.asarray(draws.count)) == {1, 2}
+    assert set(np.asarray(draws.num_draws)) == {1, 2}
     every = draws_of("exact", jax.random.key(2), problem, targets, t)
-    assert np.all(np.asarray(every.count) == 2)
+    assert np.all(np.asarray(every.num_draws) == 2)
     # Of the same blocks: what both have is the same, and less was proposed.
     np.testing.assert_array_equal(draws.noise[0], every.noise[0])
     assert np.sum(draws.tally.num_proposals) < np.sum(every.tally.num_proposals)

@@ -134,8 +134,8 @@ def _weights(
     # The sampler has evaluated the log weights already; they are values, not functions, here.
     a = evaluate(draws.log_weight, lax.stop_gradient(threshold), epsilon)
     num_samples = draws.log_weight.shape[0]
-    is_draw = jnp.arange(num_samples, dtype=jnp.int32)[:, None] < draws.count
-    count = jnp.maximum(draws.count, 1).astype(a.log_ratio.dtype)
+    is_draw = jnp.arange(num_samples, dtype=jnp.int32)[:, None] < draws.num_draws
+    count = jnp.maximum(draws.num_draws, 1).astype(a.log_ratio.dtype)
     # The weight of a draw in a mean over the draws that the target has.
     share = jnp.where(is_draw, 1 / count, 0.0)
     mean = jnp.sum(share * a.log_ratio, axis=0)

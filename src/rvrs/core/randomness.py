@@ -19,7 +19,7 @@ from rvrs.core.problem import PRNGKey
 def unrolled(rng_key: PRNGKey) -> PRNGKey:
     """The key that gives the same numbers faster; keys of other generators as they are."""
     # What splitting gives depends on this flag; our form is that of its default.
-    if not jax.config.jax_threefry_partitionable:
+    if not jax.config.jax_threefry_partitionable:  # pyright: ignore[reportAttributeAccessIssue]
         return rng_key
     if str(jax.random.key_impl(rng_key)) != "threefry2x32":
         return rng_key
@@ -71,7 +71,7 @@ def _split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return _materialized(lambda key: jnp.stack(_threefry(key, _counter(shape)), axis=-1), key)
 
 
-def _fold_in(key: jax.Array, data: jax.Array) -> jax.Array:
+def _fold_in(key: jax.Array, data: int | jax.Array) -> jax.Array:
     return jnp.stack(_threefry(key, jnp.asarray(data, jnp.uint32)))
 
 

@@ -53,7 +53,7 @@ class Draws(NamedTuple):
     """Leaves ``(S, B, ...)``: what :attr:`Problem.propose` turns into the accepted draws."""
     log_weight: Float[Array, "s b"]
     """``lw`` of the accepted draws."""
-    count: Int[Array, " b"]
+    num_draws: Int[Array, " b"]
     """How many draws the target got, S at most; what is above in ``noise`` is filled up with
     proposals that were rejected and must not be used as draws."""
     complete: Bool[Array, " b"]
