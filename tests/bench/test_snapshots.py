@@ -15,6 +15,7 @@ def increasing(values):
     return np.all(np.diff(values) > 0)
 
 
+@pytest.mark.slow
 def test_the_snapshots_of_a_fit_are_on_the_way_of_rvrs_fit_to_the_same_bits(monkeypatch):
     monkeypatch.setattr(running, "_WARM_UP_STEPS", 60)
     key, num_steps = jax.random.key(3), 60

@@ -24,6 +24,7 @@ def test_data_sets_that_are_not_there_are_left_out_with_a_note(monkeypatch):
     assert note.startswith("Left out, as there are no data: adult, mushroom, spambase, thyroid")
 
 
+@pytest.mark.slow
 def test_the_bare_work_and_the_naive_loop_start_where_the_product_has_settled():
     plan = step._Plan(num_steps=400, repeats=1, num_settling=400)
     settled = step._settled(works.made_up_logistic(20, 2), 0.5, plan)

@@ -91,7 +91,9 @@ def test_operations_in_the_loop_body_are_few(settings, most_fusions):
 
 
 @pytest.mark.parametrize(("baseline", "most"), [("running", 1.15), ("leave_one_out", 1.42)])
-@pytest.mark.parametrize("target_acceptance", [0.3, 0.1, 0.05])
+@pytest.mark.parametrize(
+    "target_acceptance", [0.1, *(pytest.param(z, marks=pytest.mark.slow) for z in (0.3, 0.05))]
+)
 def test_proposals_of_a_step_are_hardly_more_than_its_draws_need(baseline, most, target_acceptance):
     alg = algorithm(target_acceptance=target_acceptance, baseline=baseline)
     state = alg.init(jnp.zeros(DIMENSION))

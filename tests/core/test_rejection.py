@@ -14,7 +14,12 @@ from tests import exact
 CASE = exact.CASES["quartic"]
 SIGMOID_MEANS = (0.9, 0.3, 0.1, 0.03, 0.01)
 COPIES = 3000
-EXACT = ["exact", "reallocated", "one is enough", "one is enough, reallocated"]
+EXACT = [
+    "exact",
+    "reallocated",
+    pytest.param("one is enough", marks=pytest.mark.slow),
+    "one is enough, reallocated",
+]
 
 
 def draws_of(sampler, rng_key, problem, targets, threshold, *, num_samples=2, **options):

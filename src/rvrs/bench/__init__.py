@@ -38,12 +38,19 @@ def check(names: Sequence[str], out: str | PathLike[str] | None) -> None:
 
 
 @contextmanager
-def _optimized(wanted: bool) -> Iterator[None]:
-    """Compile for speed, or for little time where nothing is measured."""
+def _conditions(quick: bool) -> Iterator[None]:
+    """Compile for speed, or for little time where nothing is measured; and tame LAPACK.
+
+    Its threads wait for each other by spinning: on a busy machine the Cholesky factor of a small
+    matrix takes a hundred times as long as with one thread, whoever asks for it.
+    """
+    from threadpoolctl import threadpool_limits
+
     before = jax.config.values["jax_disable_most_optimizations"]
-    jax.config.update("jax_disable_most_optimizations", before or not wanted)
+    jax.config.update("jax_disable_most_optimizations", before or quick)
     try:
-        yield
+        with threadpool_limits(1, user_api="blas"):
+            yield
     finally:
         jax.config.update("jax_disable_most_optimizations", before)
 
@@ -67,7 +74,7 @@ def run(
     for name in [suite for suite in SUITES if suite in names or not names]:
         # One at a time, since some need packages that others do not.
         module = importlib.import_module(f"rvrs.bench.{_MODULES[name]}")
-        with _optimized(not quick), console.status(f"{name}: begins") as status:
+        with _conditions(quick), console.status(f"{name}: begins") as status:
             found = module.measure(
                 quick=quick, progress=lambda text, name=name: status.update(f"{name}: {text}")
             )

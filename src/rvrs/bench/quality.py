@@ -49,7 +49,7 @@ class Effort(NamedTuple):
         *("AutoDAIS-24", "IWAE-24", "meanfield_vi", "fullrank_vi"),
     )
     peer_rates: tuple[float, ...] = (1e-2, 1e-3)
-    peer_seconds: float = 10.0
+    peer_seconds: float = 5.0
     """Of training, for every rate and schedule."""
     peer_steps: int = 60_000
 

@@ -51,7 +51,7 @@ class _Plan(NamedTuple):
     """Whether the bare work with fixed noise, the naive loop and RVRS that waits take part."""
 
 
-_FULL = _Plan(num_steps=2000, repeats=11)
+_FULL = _Plan(num_steps=1000, repeats=9)
 _QUICK = _Plan(4, 1, (0.1,), ("AutoDiagonalNormal",), 8)
 
 
@@ -81,7 +81,7 @@ def _small_works(quick: bool) -> list[tuple[Callable[[], Work], _Plan]]:
             (lambda: works.gaussian_process(8), _QUICK._replace(peers=(), variants=False)),
         ]
     # As many steps as take about as long.
-    fewer = _FULL._replace(num_steps=40)
+    fewer = _FULL._replace(num_steps=30, num_settling=300)
     return [
         (lambda: works.made_up_logistic(100, 17), _FULL),
         (lambda: works.made_up_logistic(100, 58), _FULL),
@@ -211,7 +211,7 @@ def _hierarchical(quick: bool) -> tuple[str, dict[str, Entry]]:
         except FileNotFoundError:
             dataset = hierarchical.made_up_data()
         size = hierarchical.BATCH_SIZE
-        entries = hierarchical.entries(dataset, size, (0.5, 0.1), 100, num_settling=1000)
+        entries = hierarchical.entries(dataset, size, (0.5, 0.1), 500, num_settling=1000)
     return f"hierarchical ({dataset.name}) N={len(dataset.responses)} B={size}", entries
 
 
@@ -226,6 +226,9 @@ def _autoencoder(quick: bool) -> tuple[str, dict[str, Entry]]:
 
 def _data_sets(plan: _Plan, progress: Callable[[str], None]) -> tuple[list[Row], str]:
     """RVRS at one acceptance against peers on data sets; what was left out, in words."""
+    once = plan._replace(
+        target_acceptances=plan.target_acceptances[:1], peers=_PEERS[1:], variants=False
+    )
     rows, missing = [], []
     for name in works.LOGISTIC:
         try:
@@ -234,7 +237,6 @@ def _data_sets(plan: _Plan, progress: Callable[[str], None]) -> tuple[list[Row],
             missing.append(name)
             continue
         progress(name)
-        once = plan._replace(target_acceptances=plan.target_acceptances[:1], peers=_PEERS[1:])
         rows += contest(name, _entries(work, once), repeats=plan.repeats)
     text = f"Left out, as there are no data: {', '.join(missing)} (see rvrs.datasets)."
     return rows, text if missing else ""
