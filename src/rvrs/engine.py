@@ -5,6 +5,7 @@ grow with the number of proposals.
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -163,11 +164,13 @@ def draw(
     t: jax.Array,
     settings: Settings,
     num_samples: int,
-) -> tuple[PyTree, jax.Array, jax.Array]:
-    """``num_samples`` accepted draws of every target.
+    finish: Callable[[PyTree, jax.Array, jax.Array], PyTree],
+) -> PyTree:
+    """``num_samples`` accepted draws of every target, as ``finish`` makes them of a chunk.
 
-    Returns their noise, leaves ``(n, B, ...)``, their log weights ``(n, B)``, and flags
-    ``(n, B)`` that are False where ``max_proposals`` was hit and there is no draw.
+    It is given their noise, leaves ``(n, B, ...)``, their log weights ``(n, B)``, and flags
+    ``(n, B)`` that are False where ``max_proposals`` was hit and there is no draw. Only what it
+    returns is kept of a chunk, so that memory beyond the result does not grow with the draws.
     """
     num_targets = targets.num_targets
     per_chunk = max(1, int(_CHUNK * settings.target_acceptance) // num_targets)
@@ -175,7 +178,7 @@ def draw(
     # Three standard deviations more than the average need, so that one block nearly always does.
     block = rejection.block_size(per_chunk + 3 * math.isqrt(per_chunk), settings.target_acceptance)
 
-    def draw_chunk(key: PRNGKey) -> tuple[PyTree, jax.Array, jax.Array]:
+    def draw_chunk(key: PRNGKey) -> PyTree:
         draws = rejection.draw_exact(
             key,
             problem,
@@ -187,7 +190,7 @@ def draw(
             max_proposals=math.ceil(settings.max_proposals / settings.num_samples) * per_chunk,
         )
         complete = jnp.broadcast_to(draws.complete, (per_chunk, num_targets))
-        return draws.noise, draws.log_weight, complete
+        return finish(draws.noise, draws.log_weight, complete)
 
     keys = jax.random.split(rng_key, math.ceil(num_samples / per_chunk))
     return jax.tree.map(

@@ -272,11 +272,14 @@ def _sample(
     problem = _problem(logdensity_fn, state.parameters, state.position, settings)
     targets = _targets(state.parameters)
     t = engine.calibrate(calibration_key, problem, targets, settings)
-    noise, _, complete = engine.draw(draw_key, problem, targets, t, settings, num_samples)
-    noise, complete = jax.tree.map(lambda leaf: leaf[:, 0], (noise, complete))
-    flat, _ = jax.vmap(settings.proposal.propose, in_axes=(None, 0))(state.parameters, noise)
-    flat = jnp.where(complete[:, None], flat, jnp.nan)
-    return jax.vmap(ravel_pytree(state.position)[1])(flat), complete
+    unravel = ravel_pytree(state.position)[1]
+
+    def positions(noise: PyTree, _: jax.Array, complete: jax.Array) -> tuple[PyTree, jax.Array]:
+        noise, complete = jax.tree.map(lambda leaf: leaf[:, 0], (noise, complete))
+        flat, _ = jax.vmap(problem.propose, in_axes=(None, 0))(state.parameters, noise)
+        return jax.vmap(unravel)(jnp.where(complete[:, None], flat, jnp.nan)), complete
+
+    return engine.draw(draw_key, problem, targets, t, settings, num_samples, positions)
 
 
 @partial(jax.jit, static_argnames=("logdensity_fn", "settings", "num_proposals"))

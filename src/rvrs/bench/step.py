@@ -45,7 +45,7 @@ class _Plan(NamedTuple):
     repeats: int
     target_acceptances: tuple[float, ...] = TARGET_ACCEPTANCES
     peers: tuple[str, ...] = _PEERS
-    num_settling: int = 1000
+    num_settling: int = 5000
     """Steps before the measurement: T and the proposal settle, as the cost depends on them."""
     variants: bool = True
     """Whether the bare work with fixed noise, the naive loop and RVRS that waits take part."""

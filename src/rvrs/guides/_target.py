@@ -308,17 +308,20 @@ class ModelTarget(AutoContinuous):
         problem, targets = self._problem(parameters, theta, arguments)
         calibration_key, draw_key = jax.random.split(rng_key)
         t = engine.calibrate(calibration_key, problem, targets, self.settings)
-        drawn = engine.draw(draw_key, problem, targets, t, self.settings, num_samples)
-        noise, lw, complete = jax.tree.map(lambda leaf: leaf[:, 0], drawn)
-        z, _ = jax.vmap(problem.propose, in_axes=(None, 0))(parameters, noise)
-        a = evaluate(lw, t, self.settings.epsilon)
-        return PosteriorDraws(
-            latent=jnp.where(complete[:, None], z, jnp.nan),
-            log_weight=jnp.where(complete, lw, jnp.nan),
-            log_ratio=jnp.where(complete, a.log_ratio, jnp.nan),
-            acceptance=jnp.where(complete, a.probability, jnp.nan),
-            complete=complete,
-        )
+
+        def describe(*drawn: PyTree) -> PosteriorDraws:
+            noise, lw, complete = jax.tree.map(lambda leaf: leaf[:, 0], drawn)
+            z, _ = jax.vmap(problem.propose, in_axes=(None, 0))(parameters, noise)
+            a = evaluate(lw, t, self.settings.epsilon)
+            return PosteriorDraws(
+                latent=jnp.where(complete[:, None], z, jnp.nan),
+                log_weight=jnp.where(complete, lw, jnp.nan),
+                log_ratio=jnp.where(complete, a.log_ratio, jnp.nan),
+                acceptance=jnp.where(complete, a.probability, jnp.nan),
+                complete=complete,
+            )
+
+        return engine.draw(draw_key, problem, targets, t, self.settings, num_samples, describe)
 
     def _constrain_one(
         self, arguments: Arguments, theta: PyTree, z: jax.Array
