@@ -51,8 +51,6 @@ class Objective(NamedTuple):
     """Its value is ``elbo``, its gradient the gradient estimate."""
     elbo: Float[Array, " b"]
     """``mean_s A_s + log Z``, whichever gradient was asked for."""
-    log_ratio: Float[Array, " b"]
-    """``mean_s A_s``, which a running baseline is updated with."""
 
 
 def elbo_surrogate(
@@ -109,7 +107,6 @@ def elbo_surrogate(
     return Objective(
         surrogate=elbo + (carrier - lax.stop_gradient(carrier)),
         elbo=elbo,
-        log_ratio=weights.mean_log_ratio,
     )
 
 

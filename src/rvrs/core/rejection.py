@@ -12,7 +12,7 @@ behind a ``cond``, so that most calls are straight-line code.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -312,13 +312,8 @@ def _harvest(
         lambda leaf: leaf.at[row, column].get(mode="promise_in_bounds"),
         (block.noise, block.log_weight),
     )
-    tally = Tally(
-        num_proposals=jnp.full(num_targets, num_proposals, jnp.int32),
-        acceptance=jnp.sum(block.acceptance, axis=0),
-        slope=jnp.sum(block.slope, axis=0),
-        cross=jnp.sum(block.acceptance * block.slope, axis=0),
-        ratio=jnp.sum(block.acceptance * block.ratio, axis=0),
-        ratio_slope=jnp.sum(block.slope * block.ratio, axis=0),
+    tally = _tally(
+        jnp.full(num_targets, num_proposals, jnp.int32), block, lambda x: jnp.sum(x, axis=0)
     )
     trial = position[min_samples - 1] + 1
     return _Harvest(found, noise, log_weight, rank[-1], trial, tally)
@@ -365,16 +360,23 @@ def _harvest_assigned(
         # Not a difference of running sums, which would cancel.
         return jax.ops.segment_sum(x, assigned, already.size, indices_are_sorted=True)
 
-    tally = Tally(
-        num_proposals=end - begin,
+    tally = _tally(end - begin, block, total)
+    trial = position[min_samples - 1] - begin + 1
+    return _Harvest(found, noise, log_weight, accepted, trial, tally)
+
+
+def _tally(
+    num_proposals: Int[Array, " b"], block: _Block, total: Callable[[Array], Array]
+) -> Tally:
+    """The sums of a block, ``total`` over the proposals of each target."""
+    return Tally(
+        num_proposals=num_proposals,
         acceptance=total(block.acceptance),
         slope=total(block.slope),
         cross=total(block.acceptance * block.slope),
         ratio=total(block.acceptance * block.ratio),
         ratio_slope=total(block.slope * block.ratio),
     )
-    trial = position[min_samples - 1] - begin + 1
-    return _Harvest(found, noise, log_weight, accepted, trial, tally)
 
 
 def _wanted_ranks(already: Int[Array, " b"], num_samples: int) -> Int[Array, "s b"]:
