@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import rvrs.bench
-from rvrs import cli, fitting
-from rvrs.experiments import breast_cancer, funnel
+from rvrs import cli, fit_command, fitting
+from rvrs.experiments import breast_cancer, funnel, report
 
 MODEL = """
 import numpyro
@@ -258,7 +258,7 @@ def test_a_traceback_is_shown_on_request(run, files, capsys):
 
 def test_warnings_are_collected_once_and_others_left_alone():
     def warn() -> list[str]:
-        with cli._collected_warnings() as messages:
+        with fit_command.collected_warnings() as messages:
             warnings.simplefilter("always", RuntimeWarning)
             for text in ("one", "one", "two"):
                 warnings.warn(text, stacklevel=1)
@@ -405,6 +405,25 @@ def test_bench_refuses_to_start_if_it_cannot_write_its_result(run, monkeypatch, 
     )
     assert run("bench", "--out", str(tmp_path)) == (
         f"rvrs bench: {tmp_path} is a folder; name a file in it."
+    )
+
+
+def test_report_says_where_the_page_is(run, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(report, "write", lambda folder, *, page: page or folder / "default.md")
+    assert run("report", str(tmp_path)) == 0
+    assert run("report", str(tmp_path), "--out", "page.md") == 0
+    assert capsys.readouterr().out == f"Report: {tmp_path}/default.md\nReport: page.md\n"
+
+
+def test_what_is_wrong_with_a_report_is_said_in_one_line(run, monkeypatch, tmp_path):
+    def fail(folder, *, page):
+        raise ValueError("nothing is stored there.")
+
+    monkeypatch.setattr(report, "write", fail)
+    assert run("report", str(tmp_path)) == "rvrs report: nothing is stored there."
+    missing = tmp_path / "missing"
+    assert run("report", str(missing)) == (
+        f"rvrs report: there is no folder {missing}; rvrs reproduce makes one."
     )
 
 

@@ -11,11 +11,15 @@ ROOT = Path(rvrs.__file__).parent
 LAYERS = [
     "rvrs",
     "rvrs.cli",
+    "rvrs.comparison",
+    "rvrs.fit_command",
     "rvrs.demo",
+    "rvrs.reproduction",
     "rvrs.terminal",
     "rvrs.model_file",
     "rvrs.bench",
     "rvrs.experiments",
+    "rvrs.baselines",
     "rvrs.vae_training",
     "rvrs.vae",
     "rvrs.fitting",
@@ -49,7 +53,7 @@ LAYERS = [
 ]
 
 # Layers whose modules may import each other.
-PACKAGES = ["rvrs.bench", "rvrs.experiments", "rvrs.guides", "rvrs.proposals"]
+PACKAGES = ["rvrs.baselines", "rvrs.bench", "rvrs.experiments", "rvrs.guides", "rvrs.proposals"]
 
 
 def modules():

@@ -1,39 +1,25 @@
-"""The ``rvrs`` command: ``rvrs fit``, ``rvrs demo`` and ``rvrs bench``.
+"""The ``rvrs`` command: its subcommands, their options and help texts.
 
 What the extra ``rvrs[cli]`` installs is imported inside the commands, after a check that it is
 there.
 """
 
-import math
 import sys
-import traceback
-import warnings
-import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from rvrs import terminal
 
 if TYPE_CHECKING:
-    import numpy as np
     import typer
-    from rich.console import Console
-
-    from rvrs import result
-    from rvrs.model_file import ModelArguments
 
 # What the extra ``rvrs[cli]`` installs.
 _NEEDED = ("matplotlib", "rich", "typer")
 
 # JAX takes seeds of 32 bits on every platform.
 _LARGEST_SEED = 2**32 - 1
-
-# As many as Fit.summary takes, so that one compiled program serves both.
-_DRAWS_AT_ONCE = 10_000
 
 
 def main() -> None:
@@ -114,8 +100,10 @@ def _application() -> "typer.Typer":
 
         Writes fit.npz (for rvrs.load), summary.txt, posterior.npz (draws by site) and fit.png.
         """
-        _fit(
-            _FitOptions(
+        from rvrs import fit_command
+
+        fit_command.run(
+            fit_command.Options(
                 model_file,
                 data,
                 model,
@@ -126,6 +114,49 @@ def _application() -> "typer.Typer":
                 out,
                 draws,
                 resume,
+            ),
+            show_traceback,
+        )
+
+    @application.command()
+    def compare(
+        model_file: Annotated[
+            Path, typer.Argument(metavar="MODEL.py", help="Python file with a NumPyro model.")
+        ],
+        data: Annotated[
+            Path | None, typer.Option(help="Data: columns of a .csv, or arrays of an .npz file.")
+        ] = None,
+        model: Annotated[str, typer.Option(help="Name of the function in the file.")] = "model",
+        methods: Annotated[
+            str, typer.Option(metavar="A,B", help="Methods, in the order of the table.")
+        ] = "mf,mvn,iwae-24,uha-8,rvrs-0.3,rvrs-0.1,nuts",
+        proposal: Annotated[
+            Literal["diagonal", "mvn"],
+            typer.Option(help="Normal distribution that IWAE, UHA, VRS and RVRS refine."),
+        ] = "diagonal",
+        steps: Annotated[
+            int, typer.Option(help="Training steps of each method; NUTS draws 4000.", min=1)
+        ] = 10_000,
+        seed: Annotated[int, typer.Option(help="Random seed.", min=0, max=_LARGEST_SEED)] = 0,
+        out: Annotated[
+            Path, typer.Option(help="Directory for the results; made if it does not exist.")
+        ] = Path("rvrs-compare"),
+        show_traceback: Annotated[
+            bool, typer.Option("--traceback", help="Show where errors came from.")
+        ] = False,
+    ) -> None:
+        """Compare methods on a NumPyro model in a Python file, to see which suits it.
+
+        Model and data meet as in rvrs fit. Methods are mf, mvn, flow, iwae-K, uha-K, rvrs-Z,
+        vrs-Z (K a whole number, Z an acceptance) and nuts, the reference for means and sds.
+
+        Writes comparison.json and comparison.md.
+        """
+        from rvrs import comparison
+
+        comparison.run(
+            comparison.Options(
+                model_file, data, model, _listed(methods), proposal, steps, seed, out
             ),
             show_traceback,
         )
@@ -181,7 +212,90 @@ def _application() -> "typer.Typer":
         """
         _bench(suites or [], quick, out)
 
+    @application.command()
+    def reproduce(
+        experiments: Annotated[
+            list[str],
+            typer.Argument(
+                metavar="EXPERIMENT...", help="Names of experiments; all stands for all of them."
+            ),
+        ],
+        preset: Annotated[
+            Literal["quick", "cpu", "paper"],
+            typer.Option(help="quick: to see that it runs; paper: the full counts."),
+        ] = "quick",
+        methods: Annotated[
+            str | None, typer.Option(metavar="A,B", help="Only these methods.")
+        ] = None,
+        datasets: Annotated[
+            str | None, typer.Option(metavar="A,B", help="Only these data sets.")
+        ] = None,
+        seeds: Annotated[
+            int | None, typer.Option(help="Seeds per method; by default the preset's.", min=1)
+        ] = None,
+        jobs: Annotated[
+            int | None, typer.Option(help="Processes; by default one per core.", min=1)
+        ] = None,
+        out: Annotated[
+            Path, typer.Option(help="Directory for the results; made if it does not exist.")
+        ] = Path("rvrs-results"),
+        retry_failed: Annotated[
+            bool, typer.Option("--retry-failed", help="Compute again what is stored as failed.")
+        ] = False,
+        scheduler: Annotated[
+            str | None,
+            typer.Option(metavar="ADDRESS", help="Dask scheduler whose workers compute instead."),
+        ] = None,
+    ) -> None:
+        """Compute the figures and tables of the paper.
+
+        Every result is stored as soon as it is there, and the same command goes on with what is
+        missing. rvrs report makes figures and tables of what is stored.
+        """
+        from rvrs import reproduction
+
+        terminal.check_writable("rvrs reproduce", out)
+        part = reproduction.Part(
+            preset,
+            None if methods is None else _listed(methods),
+            None if datasets is None else _listed(datasets),
+            seeds,
+            retry_failed,
+        )
+        reproduction.run(experiments, part, out, jobs, scheduler)
+
+    @application.command()
+    def report(
+        folder: Annotated[Path, typer.Argument(metavar="DIR", help="Results of rvrs reproduce.")],
+        out: Annotated[
+            Path | None, typer.Option(metavar="FILE.md", help="The page; by default in DIR.")
+        ] = None,
+    ) -> None:
+        """Make a page with figures and tables of what rvrs reproduce has stored."""
+        _report(folder, out)
+
     return application
+
+
+def _listed(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",")]
+
+
+def _report(folder: Path, out: Path | None) -> None:
+    from rich.console import Console
+
+    if not folder.is_dir():
+        sys.exit(f"rvrs report: there is no folder {folder}; rvrs reproduce makes one.")
+
+    from rvrs.experiments import report
+
+    try:
+        page = report.write(folder, page=out)
+    except (ValueError, OSError) as error:
+        sys.exit(f"rvrs report: {error}")
+    except KeyboardInterrupt:
+        sys.exit("rvrs report: interrupted.")
+    terminal.say(Console(), f"Report: {page}")
 
 
 def _bench(suites: list[str], quick: bool, out: Path | None) -> None:
@@ -197,154 +311,3 @@ def _bench(suites: list[str], quick: bool, out: Path | None) -> None:
         bench.run(suites, quick, out, Console())
     except KeyboardInterrupt:
         sys.exit("rvrs bench: interrupted.")
-
-
-class _FitOptions(NamedTuple):
-    model_file: Path
-    data: Path | None
-    model: str
-    target_acceptance: float
-    proposal: str
-    steps: int | None
-    seed: int
-    out: Path
-    draws: int
-    resume: bool
-
-
-def _fit(options: _FitOptions, show_traceback: bool) -> None:
-    """Everything that can be checked is checked before the long work."""
-    terminal.check_writable("rvrs fit", options.out)
-    stored = options.out / "fit.npz"
-    if options.resume and not stored.is_file():
-        sys.exit(f"rvrs fit: there is nothing to resume: no {stored}; leave out --resume.")
-
-    from rich.console import Console
-
-    from rvrs import model_file
-
-    console = Console()
-    try:
-        columns = None if options.data is None else model_file.read_data(options.data)
-        model = model_file.load_model(options.model_file, options.model)
-        arguments = model_file.arguments(model, columns, str(options.data))
-    except model_file.UserFileError as error:
-        if show_traceback:
-            traceback.print_exc()
-        sys.exit(f"rvrs fit: {error}")
-    terminal.say(console, _describe_call(options, arguments))
-    try:
-        with _collected_warnings() as messages:
-            fit = _run_fit(console, options, model, arguments, stored)
-            fit.save(stored)
-            summary = fit.summary()
-            draws = _posterior_draws(fit, options.seed, options.draws)
-            figure = fit.plot()
-    except KeyboardInterrupt:
-        advice = "; go on with --resume" if stored.is_file() else ""
-        sys.exit(f"rvrs fit: interrupted{advice}.")
-    except Exception as error:
-        if show_traceback:
-            traceback.print_exc()
-            sys.exit("rvrs fit: failed, see above.")
-        if isinstance(error, ValueError) and not model_file.line_of(error, options.model_file):
-            # Of rvrs itself, which says what to do.
-            sys.exit(f"rvrs fit: {error}")
-        sys.exit(
-            f"rvrs fit: {model_file.describe(error, options.model_file)}; --traceback shows where."
-        )
-    terminal.say(console, f"\n{summary}\n")
-    # The fit's own warnings are in its summary.
-    for message in messages:
-        if message not in fit.warnings:
-            terminal.say(console, f"WARNING: {message}")
-    (options.out / "summary.txt").write_text(f"{summary}\n", encoding="utf-8")
-    _write_arrays(options.out / "posterior.npz", draws)
-    figure.savefig(options.out / "fit.png", dpi=150)
-    names = "fit.npz, summary.txt, posterior.npz, fit.png"
-    terminal.say(console, f"Results in {options.out}: {names}")
-
-
-def _describe_call(options: _FitOptions, arguments: "ModelArguments") -> str:
-    """Which parameter gets what, as a mistake in a name can be silent."""
-    parts = [f"{options.model_file}: {options.model}({', '.join(arguments.given)})"]
-    if arguments.defaulted:
-        parts.append(f"defaults of {', '.join(arguments.defaulted)}")
-    if arguments.unused:
-        parts.append(f"columns not used: {', '.join(arguments.unused)}")
-    return "; ".join(parts)
-
-
-def _run_fit(
-    console: "Console",
-    options: _FitOptions,
-    model: Callable[..., Any],
-    arguments: "ModelArguments",
-    stored: Path,
-) -> "result.Fit":
-    import jax
-
-    from rvrs import fitting
-
-    num_steps = fitting.NUM_STEPS if options.steps is None else options.steps
-    with terminal.progress(console) as progress:
-        task = progress.add_task("RVRS", total=num_steps, status="compiling and warming up")
-        return fitting.fit(
-            jax.random.key(options.seed),
-            model,
-            *arguments.args,
-            model_kwargs=arguments.kwargs,
-            proposal=options.proposal,
-            target_acceptance=options.target_acceptance,
-            num_steps=num_steps,
-            progress=False,
-            callback=terminal.reporter(progress, task, num_steps),
-            checkpoint=stored,
-            resume=stored if options.resume else None,
-        )
-
-
-@contextmanager
-def _collected_warnings() -> Iterator[list[str]]:
-    """The texts of warnings for users, each once, instead of Python's way to print them."""
-    messages: list[str] = []
-
-    def collect(message: Warning | str, category: type[Warning], *rest: Any) -> None:
-        if not issubclass(category, UserWarning):
-            show(message, category, *rest)
-        elif str(message) not in messages:
-            messages.append(str(message))
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", UserWarning)
-        show, warnings.showwarning = warnings.showwarning, collect
-        yield messages
-
-
-def _posterior_draws(fit: "result.Fit", seed: int, number: int) -> dict[str, "np.ndarray"]:
-    """Draws of all sites, in parts of a size whose program is there already."""
-    import jax
-    import numpy as np
-
-    # Not the keys that the fit itself derives from the seed.
-    key = jax.random.fold_in(jax.random.key(seed), number)
-    parts = [
-        fit.sample(part_key, _DRAWS_AT_ONCE)
-        for part_key in jax.random.split(key, math.ceil(number / _DRAWS_AT_ONCE))
-    ]
-    return {
-        name: np.concatenate([np.asarray(part[name]) for part in parts])[:number]
-        for name in parts[0]
-    }
-
-
-def _write_arrays(path: Path, arrays: dict[str, "np.ndarray"]) -> None:
-    """What ``numpy.savez`` does, which refuses some names that sites may have, as ``file``."""
-    import numpy as np
-
-    part = path.with_name(f"{path.name}.part")
-    with zipfile.ZipFile(part, "w") as archive:
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, array, allow_pickle=False)
-    part.replace(path)

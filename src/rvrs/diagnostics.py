@@ -94,6 +94,57 @@ def concerns(
     return tuple(found)
 
 
+class Distance(NamedTuple):
+    """A distance, over replicates of its random directions."""
+
+    mean: float
+    sd: float
+
+
+def max_sliced_wasserstein(
+    draws: np.ndarray,
+    reference: np.ndarray,
+    *,
+    num_projections: int = 1000,
+    num_replicates: int = 10,
+    seed: int = 0,
+) -> Distance:
+    """Max-sliced Wasserstein distance of draws ``(n, D)`` and ``(m, D)``, through POT.
+
+    The largest 2-Wasserstein distance of the two along ``num_projections`` random directions.
+    Draws of the same distribution are some way apart as well: compare with the distance of two
+    sets of reference draws of the same sizes.
+    """
+    draws, reference = np.asarray(draws, np.float64), np.asarray(reference, np.float64)
+    if draws.ndim != 2 or reference.ndim != 2 or draws.shape[1] != reference.shape[1]:
+        raise ValueError(
+            f"draws and reference must be (n, D) and (m, D), got {draws.shape} and "
+            f"{reference.shape}."
+        )
+    distances = [
+        pot().max_sliced_wasserstein_distance(
+            draws, reference, n_projections=num_projections, seed=seed + replicate
+        )
+        for replicate in range(num_replicates)
+    ]
+    return Distance(float(np.mean(distances)), float(np.std(distances)))
+
+
+def pot() -> Any:
+    """The POT library of optimal transport, or advice on how to get it."""
+    try:
+        with warnings.catch_warnings():
+            # It looks for every array library that there is.
+            warnings.simplefilter("ignore")
+            import ot
+    except ImportError as error:
+        raise ImportError(
+            "Wasserstein distances need POT, which is not installed; run: "
+            "pip install 'rvrs[experiments]'"
+        ) from error
+    return ot
+
+
 def arviz() -> Any:
     """The ArviZ library, or advice on how to get it."""
     try:

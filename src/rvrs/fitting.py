@@ -320,11 +320,20 @@ def _known_guide(
 def _cached_guide(
     model: Callable, proposal: Proposal | str, target_acceptance: float, *_: Any
 ) -> AutoRVRS:
+    return AutoRVRS(
+        model,
+        proposal=proposal,
+        target_acceptance=target_acceptance,
+        epsilon=epsilon(target_acceptance),
+    )
+
+
+def epsilon(target_acceptance: float) -> float:
+    """The guardrail of fits to an acceptance."""
     checks.check_target_acceptance(target_acceptance, epsilon=0)
     # Where everything is accepted there is nothing to guard, and a tiny acceptance has to remain
     # far above the guardrail.
-    epsilon = 0.0 if target_acceptance == 1 else min(_EPSILON, target_acceptance / 1000)
-    return AutoRVRS(model, proposal=proposal, target_acceptance=target_acceptance, epsilon=epsilon)
+    return 0.0 if target_acceptance == 1 else min(_EPSILON, target_acceptance / 1000)
 
 
 def _setup(guide: AutoRVRS, arguments: Arguments) -> None:

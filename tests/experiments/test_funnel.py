@@ -7,9 +7,13 @@ import pytest
 from scipy.special import expit
 from scipy.stats import norm
 
-from rvrs.experiments import funnel
+from rvrs.experiments import funnel, runner
+from rvrs.experiments import store as stores
+from rvrs.experiments.experiment import Result, Unit
+from rvrs.experiments.store import Store
 
 NUM_STEPS = 3000
+EXPERIMENT = funnel.EXPERIMENT
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +123,90 @@ def test_plot_writes_an_image(fits, tmp_path):
 def test_plot_without_the_mean_field_fit_is_refused(fits, tmp_path):
     with pytest.raises(ValueError, match="mean-field"):
         funnel.plot([fits[0.5], fits[0.05]], tmp_path / "funnel.png")
+
+
+def result(method: str, seed: int = 0, failure: str | None = None, **figures) -> Result:
+    return Result(Unit("funnel", "funnel", method, seed), figures, failure, 1.0)
+
+
+def results_with_elbos(elbos: dict[str, float], error: float = 0.001) -> list[Result]:
+    return [
+        result(method, elbo=elbo, elbo_error=error, acceptance=0.5, threshold=1.5, seconds=2.0)
+        for method, elbo in elbos.items()
+    ]
+
+
+def drawable(method: str, threshold: float | None) -> Result:
+    """A result whose Z belongs to its proposal and T."""
+    figures = {"elbo": -0.1, "elbo_error": 0.01, "threshold": threshold, "seconds": 1.0}
+    figures |= {"loc": [-0.2, -0.2], "log_scale": [0.1, 0.1], "acceptance": 1.0}
+    if threshold is not None:
+        fit = funnel._rebuilt(result(method, **figures))
+        figures["acceptance"] = float(quadrature(fit).acceptance)
+    return result(method, **figures)
+
+
+@pytest.mark.parametrize("method", ["mean-field", "rvrs-0.5"])
+def test_a_fit_is_rebuilt_from_the_stored_result_of_its_unit(method, tmp_path, monkeypatch):
+    made, shares = [], []
+    fit = funnel.fit
+    monkeypatch.setattr(funnel, "fit", lambda *a, **b: made.append(fit(*a, **b)) or made[0])
+    unit = Unit("funnel", "funnel", method, 3)
+    settings = {"num_steps": 50, "num_evaluation_proposals": 2000}
+    outcome = EXPERIMENT.run(unit, settings, {}, lambda share, _words: shares.append(share))
+    origin = stores.origin(EXPERIMENT, "quick", settings)
+    Store(tmp_path).write(Result(unit, outcome.figures, None, 1.0), origin, machine={})
+    (stored,) = Store(tmp_path).load("funnel")
+    assert stored.failure is None
+    rebuilt = funnel._rebuilt(stored)
+    assert rebuilt._replace(parameters=()) == made[0]._replace(parameters=())
+    for ours, theirs in zip(rebuilt.parameters, made[0].parameters, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert shares[-1] == 1
+
+
+def test_the_presets_are_planned_without_a_file_of_data(tmp_path):
+    for preset, steps, units in [("quick", 2000, 3), ("cpu", 50_000, 15), ("paper", 5_000_000, 15)]:
+        plan = runner.plan("funnel", preset, out=tmp_path)
+        assert plan.settings == {"num_steps": steps, "num_evaluation_proposals": 1_000_000}
+        assert len(plan.missing) == units
+
+
+def test_the_figure_is_drawn_from_stored_results(tmp_path):
+    results = [drawable("mean-field", None), drawable("rvrs-0.5", 0.5), drawable("rvrs-0.05", -2.5)]
+    (path,) = EXPERIMENT.plot(results, tmp_path)
+    assert path == tmp_path / "funnel.png"
+    assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_no_figure_is_drawn_where_a_column_of_it_would_stand_alone(tmp_path):
+    mean_field, half = drawable("mean-field", None), drawable("rvrs-0.5", 0.5)
+    assert EXPERIMENT.plot([mean_field], tmp_path) == []
+    assert EXPERIMENT.plot([half, result("mean-field", failure="it fell")], tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("elbos", "rises", "nearly_zero"),
+    [
+        ({"mean-field": -0.2, "rvrs-0.5": -0.05, "rvrs-0.05": -0.002}, True, True),
+        ({"mean-field": -0.2, "rvrs-0.5": -0.25, "rvrs-0.05": -0.002}, False, True),
+        ({"mean-field": -0.2, "rvrs-0.5": -0.0501, "rvrs-0.05": -0.05}, None, False),
+        ({"mean-field": -0.2, "rvrs-0.5": -0.05}, None, None),
+        ({}, None, None),
+    ],
+)
+def test_claims_hold_where_the_elbo_rises_to_nearly_zero(elbos, rises, nearly_zero):
+    first, second = EXPERIMENT.claims(results_with_elbos(elbos))
+    assert first.holds is rises
+    assert second.holds is nearly_zero
+
+
+def test_the_table_has_a_row_for_each_method_and_says_what_failed():
+    results = results_with_elbos({"rvrs-0.05": -0.002, "rvrs-0.5": -0.05})
+    text = EXPERIMENT.tables([*results, result("mean-field", 1, failure="it fell")])
+    rows = [line for line in text.splitlines() if line.startswith("| RVRS")]
+    assert rows == [
+        "| RVRS, Z_target = 0.5 | 1 | -0.0500 ± 0.0010 | 0.0010 | 0.5000 | 1.50 | 2.0 |",
+        "| RVRS, Z_target = 0.05 | 1 | -0.0020 ± 0.0010 | 0.0010 | 0.5000 | 1.50 | 2.0 |",
+    ]
+    assert "- funnel, mean-field, seed 1: it fell" in text

@@ -11,12 +11,14 @@ with :math:`\phi(\cdot \mid \mu, \sigma^2)` the normal density. It is normalised
 minus a KL divergence and the best possible one is 0.
 """
 
+import itertools
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from os import PathLike
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +27,9 @@ import optax
 
 from rvrs import vi
 from rvrs.core.acceptance import log_acceptance
+from rvrs.experiments import _seeds, funnel_figure
+from rvrs.experiments.experiment import Claim, Experiment, Outcome, Preset, Report, Result, Unit
 from rvrs.proposals import DiagonalNormal, diagonal_normal
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 TARGET_ACCEPTANCES = (1.0, 0.5, 0.05)
 """Z_target of the figure's fits; 1 is ordinary mean-field variational inference."""
@@ -165,19 +166,6 @@ def _log_densities(
     return log_p, log_q, log_a
 
 
-# The shares of probability mass that the contours of every density enclose.
-_CONTOUR_MASSES = (0.95, 0.8, 0.5, 0.2)
-# The axes show what matters of the funnel; the grid is wider, so that the masses come out right.
-_SHOWN = 4.5
-_GRID = np.linspace(-12.0, 12.0, 481)
-
-# From the outermost to the innermost region of the target, light enough to show lines on top.
-_TARGET_COLORS = ("#fee3c8", "#fdc692", "#fda55c", "#f5842f")
-# So many that the map looks continuous.
-_ACCEPTANCE_LEVELS = np.linspace(0.0, 1.0, 101)
-_FIT_COLOR = "#1f4fbf"
-
-
 def plot(fits: Iterable[Fit], path: str | PathLike[str]) -> None:
     """Draw Figure 1 and save it to ``path``.
 
@@ -189,92 +177,157 @@ def plot(fits: Iterable[Fit], path: str | PathLike[str]) -> None:
     path
         Image file; its suffix tells the format.
     """
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-    from matplotlib.lines import Line2D
-    from matplotlib.patches import Patch
-
     fits = sorted(fits, key=lambda fit: fit.target_acceptance)
     if len(fits) < 2 or fits[-1].target_acceptance != 1:
         raise ValueError(
             "fits must hold a mean-field fit (target_acceptance=1) and at least one other, got "
             f"target acceptances {[fit.target_acceptance for fit in fits]}."
         )
-    on_grid = [densities(fit, _GRID) for fit in fits]
-    figure = Figure(figsize=(3.7 * len(fits), 8.7), layout=ConstrainedLayoutEngine(h_pad=0.08))
-    axes = figure.subplots(2, len(fits), sharex=True, sharey=True)
+    funnel_figure.draw(fits, [densities(fit, funnel_figure.GRID) for fit in fits], path)
 
-    for panel, fit, grid in zip(axes[0], fits, on_grid, strict=True):
-        _fill_target(panel, grid.target)
-        if fit.target_acceptance < 1:
-            _outline(panel, grid.proposal, "black", linestyles="dashed", linewidths=0.8)
-        _outline(panel, grid.fit, _FIT_COLOR, linewidths=1.5)
-        panel.set_title(f"{_title(fit)}\nELBO = {_number(fit.elbo, 4)} ± {fit.elbo_error:.4f}")
 
-    *acceptance_panels, target_panel = axes[1]
-    colors = ScalarMappable(Normalize(0, 1), "viridis")
-    for panel, fit, grid in zip(acceptance_panels, fits[:-1], on_grid[:-1], strict=True):
-        panel.contourf(
-            _GRID, _GRID, grid.acceptance, _ACCEPTANCE_LEVELS, norm=colors.norm, cmap=colors.cmap
-        )
-        panel.set_title(f"Acceptance $a(z)$, $T$ = {_number(fit.threshold, 2)}")
-    figure.colorbar(
-        colors,
-        ax=acceptance_panels,
-        location="bottom",
-        label="acceptance probability $a(z)$",
-        shrink=0.7,
-        aspect=40,
-        pad=0.03,
+_NAME = "funnel"
+_METHODS = {"mean-field" if z == 1 else f"rvrs-{z:g}": z for z in TARGET_ACCEPTANCES}
+# What is "nearly 0" here: the limits of training are -0.20, -0.047 and -0.002 as Z falls.
+_NEARLY = 0.01
+
+
+def run(
+    unit: Unit, settings: Mapping[str, Any], arrays: Mapping[str, np.ndarray], report: Report
+) -> Outcome:
+    """One fit; the seed is that of all randomness."""
+    num_steps = settings["num_steps"]
+    found = fit(
+        jax.random.key(unit.seed),
+        _METHODS[unit.method],
+        num_steps=num_steps,
+        num_evaluation_proposals=settings["num_evaluation_proposals"],
+        callback=lambda steps, _state, _info: report(steps / num_steps, f"step {steps}"),
     )
-    _fill_target(target_panel, on_grid[-1].target)
-    target_panel.set_title("Target alone (best ELBO = 0)")
-
-    for panel in axes.flat:
-        panel.set(xlim=(-_SHOWN, _SHOWN), ylim=(-_SHOWN, _SHOWN), aspect="equal")
-        panel.set(xlabel="$x$", ylabel="$y$")
-        panel.label_outer()
-    figure.suptitle("Figure 1 of the paper: RVRS sculpts a proposal towards a funnel", fontsize=15)
-    masses = ", ".join(f"{100 * mass:.0f}" for mass in reversed(_CONTOUR_MASSES))
-    figure.legend(
-        handles=[
-            Patch(color=_TARGET_COLORS[-1], label="target $p(z)$"),
-            Line2D([], [], color=_FIT_COLOR, label="variational fit $r(z)$"),
-            Line2D([], [], color="black", linestyle="dashed", label="proposal $q(z)$"),
-        ],
-        title=f"Contours enclose {masses} % of the probability mass",
-        loc="outside lower center",
-        ncols=3,
-        frameon=False,
+    return Outcome(
+        {
+            "elbo": found.elbo,
+            "elbo_error": found.elbo_error,
+            "acceptance": found.acceptance,
+            # JSON has no infinity, which is the T of accepting everything.
+            "threshold": None if found.target_acceptance == 1 else found.threshold,
+            "seconds": found.seconds,
+            "loc": np.asarray(found.parameters.loc, float).tolist(),
+            "log_scale": np.asarray(found.parameters.log_scale, float).tolist(),
+        }
     )
-    figure.savefig(path, dpi=150)
 
 
-def _fill_target(panel: "Axes", target: np.ndarray) -> None:
-    levels = [*_levels(target), target.max()]
-    panel.contourf(_GRID, _GRID, target, levels, colors=_TARGET_COLORS)
+def _rebuilt(result: Result) -> Fit:
+    """The fit that a result was made of."""
+    figures = dict(result.figures)
+    target_acceptance = _METHODS[result.unit.method]
+    parameters = DiagonalNormal(*(jnp.asarray(figures.pop(x)) for x in DiagonalNormal._fields))
+    if figures["threshold"] is None:
+        figures["threshold"] = math.inf
+    return Fit(
+        name=method_name(target_acceptance),
+        target_acceptance=target_acceptance,
+        epsilon=_epsilon(target_acceptance),
+        parameters=parameters,
+        **figures,
+    )
 
 
-def _outline(panel: "Axes", density: np.ndarray, color: str, **style: Any) -> None:
-    panel.contour(_GRID, _GRID, density, _levels(density), colors=color, **style)
+def _by_method(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """The results of every method that has some, by falling target acceptance."""
+    found = {method: _seeds.succeeded(results, _NAME, method) for method in _METHODS}
+    return {method: group for method, group in found.items() if group}
 
 
-def _levels(density: np.ndarray) -> np.ndarray:
-    """The densities above which the shares of the mass lie, from the outermost contour inwards."""
-    cell = (_GRID[1] - _GRID[0]) ** 2
-    descending = np.sort(density, axis=None)[::-1]
-    mass = np.cumsum(descending) * cell
-    return descending[np.searchsorted(mass, _CONTOUR_MASSES)]
+def plot_results(results: Sequence[Result], folder: Path) -> list[Path]:
+    """Draw Figure 1 from the first seed of every method, if there is enough for it."""
+    fits = [_rebuilt(group[0]) for group in _by_method(results).values()]
+    if len(fits) < 2 or fits[0].target_acceptance != 1:
+        return []
+    path = folder / "funnel.png"
+    plot(fits, path)
+    return [path]
 
 
-def _title(fit: Fit) -> str:
-    if fit.target_acceptance == 1:
-        return "Mean-field"
-    return rf"RVRS, $Z_{{\mathrm{{target}}}}$ = {fit.target_acceptance:g}"
+def tables(results: Sequence[Result]) -> str:
+    """ELBO, Z, T and time of every method."""
+    lines = [
+        "The best possible ELBO is 0. Means over seeds with their standard errors (the ELBO of a "
+        "single seed: Monte Carlo error); seconds are those of training, with compilation.",
+        "",
+        "| method | seeds | ELBO | Monte Carlo error of one ELBO | Z | T | seconds |",
+        "| --- |" + " ---: |" * 6,
+    ]
+    for method, group in _by_method(results).items():
+        threshold = "infinite" if method == "mean-field" else _text(group, "threshold", 2)
+        cells = [
+            *(method_name(_METHODS[method]), str(len(group)), _elbo(group).text(4)),
+            *(_text(group, "elbo_error", 4), _text(group, "acceptance", 4), threshold),
+            _text(group, "seconds", 1),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, ""]) + _seeds.failures(results)
 
 
-def _number(value: float, digits: int) -> str:
-    """A number with a typographic minus sign."""
-    return f"{value:.{digits}f}".replace("-", "\N{MINUS SIGN}")
+def _elbo(group: Sequence[Result]) -> _seeds.Estimate:
+    return _seeds.estimate(group, "elbo", "elbo_error")
+
+
+def _text(group: Sequence[Result], name: str, digits: int) -> str:
+    return _seeds.estimate(group, name).text(digits)
+
+
+def claims(results: Sequence[Result]) -> list[Claim]:
+    """That rejection brings the ELBO up, and in the end nearly to 0."""
+    elbos = {method: _elbo(group) for method, group in _by_method(results).items()}
+    words = ", ".join(f"{each.text(4)} ({method})" for method, each in elbos.items())
+    best = elbos.get("rvrs-0.05")
+    return [
+        Claim(
+            "The ELBO rises as Z falls",
+            words or "no results",
+            _rises(list(elbos.values())) if len(elbos) == len(_METHODS) else None,
+        ),
+        Claim(
+            f"At Z = 0.05 the ELBO is nearly 0, the best possible (here: above -{_NEARLY})",
+            "no results" if best is None else best.text(4),
+            None if best is None else best.mean > -_NEARLY,
+        ),
+    ]
+
+
+def _rises(elbos: Sequence[_seeds.Estimate]) -> bool | None:
+    """None if some step up or down is within two standard errors."""
+    steps = [
+        (second.mean - first.mean, 2 * math.hypot(first.error or 0.0, second.error or 0.0))
+        for first, second in itertools.pairwise(elbos)
+    ]
+    if any(gap < -error for gap, error in steps):
+        return False
+    return True if all(gap > error for gap, error in steps) else None
+
+
+def _preset(num_steps: int, num_seeds: int) -> Preset:
+    settings = {
+        "num_steps": num_steps,
+        "num_evaluation_proposals": NUM_EVALUATION_PROPOSALS,
+    }
+    return Preset((_NAME,), tuple(_METHODS), num_seeds, settings)
+
+
+EXPERIMENT = Experiment(
+    name=_NAME,
+    title="Figure 1: rejection sculpts a mean-field proposal towards a funnel",
+    datasets=(_NAME,),
+    methods=tuple(_METHODS),
+    presets={
+        "quick": _preset(2000, 1),
+        "cpu": _preset(NUM_STEPS, 5),
+        "paper": _preset(5_000_000, 5),
+    },
+    run=run,
+    plot=plot_results,
+    tables=tables,
+    claims=claims,
+)

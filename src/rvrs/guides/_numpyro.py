@@ -17,7 +17,7 @@ from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.transforms import UnpackTransform
 from numpyro.distributions.util import sum_rightmost
 from numpyro.infer import autoguide
-from numpyro.infer.autoguide import AutoContinuous
+from numpyro.infer.autoguide import AutoContinuous, AutoDAIS
 from numpyro.infer.initialization import init_to_feasible
 from numpyro.infer.util import helpful_support_errors, potential_energy
 
@@ -28,6 +28,10 @@ PRIVATE = {
         "_init_locs",
         "_setup_prototype",
         "_unpack_latent",
+    ),
+    AutoDAIS: (
+        "_potential_fn",
+        "_sample_latent",
     ),
     autoguide: (
         "_ravel_dict",
