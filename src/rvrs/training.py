@@ -23,8 +23,9 @@ _LEARNING_RATES = {"warm-up": (0.005, 16.0, 0.05), "training": (0.001, 6.5, 0.02
 _OPTIMIZER = optax.scale_by_adam(b2=0.99)
 # Draws per step without rejection; with it, the guide's own number.
 _WARM_UP_SAMPLES = 8
-# Steps of the model's own parameters, which have no frame, are this much smaller.
-_MODEL_RATE = 0.2
+# Steps of the model's own parameters, which have no frame. They do not shrink with the number of
+# the proposal's: a kernel's amplitude has as far to go whatever the dimension of the latents.
+_MODEL_RATES = {"warm-up": 0.005, "training": 0.001}
 
 
 class Trainable(NamedTuple):
@@ -128,9 +129,9 @@ def _run_chunk(
         key: PRNGKey, carry: tuple[TrainState, jax.Array]
     ) -> tuple[tuple[TrainState, jax.Array], TrainInfo]:
         state, index = carry
-        progress = index / num_steps
-        rate = first_rate * (0.5 + 0.5 * jnp.cos(jnp.pi * progress))
-        state, info = _step(guide, stage, rate, key, state, frame, arguments)
+        fall = 0.5 + 0.5 * jnp.cos(jnp.pi * index / num_steps)
+        rates = (first_rate * fall, _MODEL_RATES[stage] * fall)
+        state, info = _step(guide, stage, rates, key, state, frame, arguments)
         return (state, index + 1), info
 
     (state, _), info = loop.steps(step, rng_key, (state, start), start, length, chunk_size)
@@ -140,12 +141,14 @@ def _run_chunk(
 def _step(
     guide: AutoRVRS,
     stage: Stage,
-    rate: jax.Array,
+    rates: tuple[jax.Array, jax.Array],
     rng_key: PRNGKey,
     state: TrainState,
     frame: PyTree,
     arguments: Arguments,
 ) -> tuple[TrainState, TrainInfo]:
+    """``rates`` are those of the proposal's and of the model's parameters."""
+
     def loss(trainable: Trainable) -> tuple[jax.Array, dict[str, jax.Array]]:
         phi, theta = parameters(guide, trainable, frame)
         if stage == "warm-up":
@@ -158,8 +161,12 @@ def _step(
     (negative, guide_state), gradient = jax.value_and_grad(loss, has_aux=True)(state.trainable)
     updates: Any
     updates, opt_state = _OPTIMIZER.update(gradient, state.opt_state)
-    updates = updates._replace(model=jax.tree.map(lambda leaf: _MODEL_RATE * leaf, updates.model))
-    moved = jax.tree.map(lambda old, step: old - rate * step, state.trainable, updates)
+    moved = Trainable(
+        *(
+            jax.tree.map(lambda old, step, rate=rate: old - rate * step, *pair)
+            for rate, *pair in zip(rates, state.trainable, updates, strict=True)
+        )
+    )
     # A step without its draws, or with a density that has no finite gradient there, is skipped.
     useful = jax.tree.reduce(
         lambda ok, leaf: ok & jnp.all(jnp.isfinite(leaf)), gradient, jnp.isfinite(negative)
