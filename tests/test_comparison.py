@@ -5,8 +5,7 @@ import sys
 import numpy as np
 import pytest
 
-from rvrs import baselines, cli, comparison
-from rvrs.comparison import Moments
+from rvrs import baselines, cli
 
 # The posterior is normal with mean sum(y) / 4 and standard deviation 1 / 2.
 MODEL = """
@@ -184,17 +183,3 @@ def test_an_interruption_is_one_line(run, monkeypatch):
 def test_an_unknown_proposal_is_a_usage_error(run, capsys):
     assert run("--proposal", "cubic") == 2
     assert "--proposal" in capsys.readouterr().err
-
-
-def test_accuracy_is_that_of_the_worst_coordinate_and_leaves_constants_out():
-    reference = {
-        "a": Moments(np.array([0.0, 1.0]), np.array([2.0, 0.0])),
-        "b": Moments(np.array(1.0), np.array(0.5)),
-    }
-    sites = {
-        "a": Moments(np.array([1.0, 1.0]), np.array([1.0, 0.0])),
-        "b": Moments(np.array(0.0), np.array(0.75)),
-    }
-    assert comparison.accuracy(sites, reference) == (2.0, 0.5, 1.5)
-    constant = {"a": Moments(np.ones(2), np.zeros(2))}
-    assert comparison.accuracy(constant, constant) is None

@@ -44,7 +44,7 @@ def test_a_failed_write_leaves_the_old_file(path, monkeypatch):
     def fail(*_, **__):
         raise OSError("disk full")
 
-    monkeypatch.setattr(np, "savez", fail)
+    monkeypatch.setattr(np.lib.format, "write_array", fail)
     with pytest.raises(OSError, match="disk full"):
         storage.write(path, Checkpoint({}, {}))
     monkeypatch.undo()

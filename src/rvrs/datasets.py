@@ -36,7 +36,6 @@ place that has it:
 import hashlib
 import importlib
 import os
-import tempfile
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,6 +45,7 @@ from urllib.request import urlopen
 
 import numpy as np
 
+from rvrs import files
 from rvrs.core.arguments import check_choice, check_count
 
 
@@ -342,9 +342,5 @@ def _download(url: str, sha256: str) -> bytes:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file all at once, so that no other process ever reads a part of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        part = Path(folder) / path.name
-        part.write_bytes(content)
-        part.replace(path)
+    files.write(path, lambda file: file.write(content))

@@ -4,13 +4,12 @@ import math
 import sys
 import traceback
 import warnings
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rvrs import terminal
+from rvrs import files, terminal
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,8 +78,8 @@ def run(options: Options, show_traceback: bool) -> None:
     for message in messages:
         if message not in fit.warnings:
             terminal.say(console, f"WARNING: {message}")
-    (options.out / "summary.txt").write_text(f"{summary}\n", encoding="utf-8")
-    _write_arrays(options.out / "posterior.npz", draws)
+    files.write_text(options.out / "summary.txt", f"{summary}\n")
+    files.write_arrays(options.out / "posterior.npz", draws)
     figure.savefig(options.out / "fit.png", dpi=150)
     names = "fit.npz, summary.txt, posterior.npz, fit.png"
     terminal.say(console, f"Results in {options.out}: {names}")
@@ -173,15 +172,3 @@ def _posterior_draws(fit: "result.Fit", seed: int, number: int) -> dict[str, "np
         name: np.concatenate([np.asarray(part[name]) for part in parts])[:number]
         for name in parts[0]
     }
-
-
-def _write_arrays(path: Path, arrays: dict[str, "np.ndarray"]) -> None:
-    """What ``numpy.savez`` does, which refuses some names that sites may have, as ``file``."""
-    import numpy as np
-
-    part = path.with_name(f"{path.name}.part")
-    with zipfile.ZipFile(part, "w") as archive:
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                np.lib.format.write_array(file, array, allow_pickle=False)
-    part.replace(path)

@@ -6,7 +6,6 @@ belongs to. A digest over everything tells a damaged or changed file.
 
 import hashlib
 import json
-import os
 import platform
 import tempfile
 import zipfile
@@ -20,6 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from rvrs import files
 from rvrs.core.problem import PyTree
 
 _FORMAT = "rvrs-fit"
@@ -54,23 +54,11 @@ def write(path: str | PathLike[str], checkpoint: Checkpoint) -> None:
     header = {"format": _FORMAT, "version": _VERSION} | checkpoint.header
     header["digest"] = _digest(header, checkpoint.arrays)
     text = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    arrays = {_HEADER: text} | checkpoint.arrays
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+        files.write_arrays(path, arrays)
     except FileNotFoundError:
         raise _no_folder(path) from None
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, allow_pickle=False, **{_HEADER: text}, **checkpoint.arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        # Temporary files are private; a result is as readable as the user's other files.
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(temporary).chmod(0o666 & ~mask)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def check_writable(path: str | PathLike[str]) -> None:

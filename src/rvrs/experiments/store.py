@@ -10,19 +10,18 @@ import math
 import os
 import platform
 import re
-import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from rvrs import storage
+from rvrs import files, storage
 from rvrs.experiments.experiment import Experiment, Result, Unit
 
 _FORMAT = "rvrs-result"
@@ -184,10 +183,10 @@ class Store:
         path.parent.mkdir(parents=True, exist_ok=True)
         kept = dict(arrays or {}) if result.failure is None else {}
         if kept:
-            _write(path.with_suffix(".npz"), lambda file: _savez(file, kept))
+            files.write_arrays(path.with_suffix(".npz"), kept)
         content = _content(result, origin, machine)
         text = json.dumps(content, indent=1, allow_nan=False)
-        _write(path, lambda file: file.write(f"{text}\n".encode()))
+        files.write_text(path, f"{text}\n")
         if not kept:
             # Of an earlier result of the same unit.
             path.with_suffix(".npz").unlink(missing_ok=True)
@@ -283,33 +282,6 @@ def _is_finite(value: Any) -> bool:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON.")
-
-
-def _savez(file: BinaryIO, arrays: dict[str, np.ndarray]) -> None:
-    """What ``numpy.savez`` does, which refuses some names, as ``file``."""
-    with zipfile.ZipFile(file, "w") as container:
-        for name, array in arrays.items():
-            with container.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
-
-
-def _write(path: Path, fill: Callable[[BinaryIO], Any]) -> None:
-    """Write a file that is whole at any time, the old one or the new one."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    temporary = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            fill(file)
-            file.flush()
-            os.fsync(file.fileno())
-        # Temporary files are private; a result is as readable as the user's other files.
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _unusable(path: Path, problem: str) -> ValueError:
