@@ -16,19 +16,32 @@ from typing import get_args
 
 import jax
 
-from rvrs.baselines import nuts, rejecting, svi
+from rvrs.baselines import local, nuts, rejecting, svi
 from rvrs.baselines import start as starts
 from rvrs.baselines.names import KINDS as KINDS
+from rvrs.baselines.names import LOCAL_KINDS as LOCAL_KINDS
 from rvrs.baselines.names import Method as Method
 from rvrs.baselines.names import parse as parse
 from rvrs.baselines.task import DivergedError as DivergedError
 from rvrs.baselines.task import Estimate as Estimate
 from rvrs.baselines.task import Fitted as Fitted
+from rvrs.baselines.task import LocalParts as LocalParts
 from rvrs.baselines.task import Proposal, Report, silent
 from rvrs.baselines.task import Task as Task
 from rvrs.core.arguments import check_choice, check_count, check_key
 
-__all__ = ["KINDS", "DivergedError", "Estimate", "Fitted", "Method", "Task", "fit", "parse"]
+__all__ = [
+    "KINDS",
+    "LOCAL_KINDS",
+    "DivergedError",
+    "Estimate",
+    "Fitted",
+    "LocalParts",
+    "Method",
+    "Task",
+    "fit",
+    "parse",
+]
 
 
 def fit(
@@ -49,7 +62,8 @@ def fit(
     Parameters
     ----------
     method
-        One of :data:`KINDS`, as ``"mf"``, ``"iwae-24"`` or ``"rvrs-0.1@paper"``.
+        One of :data:`KINDS`, as ``"mf"``, ``"iwae-24"`` or ``"rvrs-0.1@paper"``; for a task with
+        local latents, one of :data:`LOCAL_KINDS` as well.
     num_steps
         Training steps; of NUTS, draws over all chains after the warm-up.
     proposal
@@ -84,6 +98,16 @@ def fit(
             num_steps=num_steps,
             num_warmup=num_warmup,
             thinning=thinning,
+            report=report,
+        )
+    if local.handles(parsed, task):
+        return local.fit(
+            rng_key,
+            method,
+            parsed,
+            task,
+            num_steps=num_steps,
+            num_evaluation_draws=num_evaluation_draws,
             report=report,
         )
     size = {"num_steps": num_steps, "num_evaluation_draws": num_evaluation_draws}

@@ -1,4 +1,4 @@
-"""The names of methods: ``mf``, ``iwae-24``, ``rvrs-0.1``, ``rvrs-0.1-truncated@paper``."""
+"""The names of methods: ``mf``, ``iwae-24``, ``semi-rvrs-0.1``, ``rvrs-0.1-truncated@paper``."""
 
 import re
 from typing import NamedTuple, cast
@@ -8,11 +8,13 @@ from rvrs.baselines.task import Schedule
 KINDS = ("mf", "mvn", "flow", "iwae-K", "uha-K", "rvrs-Z", "rvrs-Z-truncated", "vrs-Z", "nuts")
 """K is a whole number and Z a target acceptance, as in ``"iwae-24"`` and ``"rvrs-0.1"``. Any of
 them may be followed by ``@paper``, for the paper's way of training."""
+LOCAL_KINDS = ("oracle", "semi-dais-K", "semi-rvrs-Z")
+"""Those that only a task with local latents can be given."""
 
 _PATTERN = re.compile(
-    r"(?:(?P<plain>mf|mvn|flow|nuts)"
-    r"|(?P<counted>iwae|uha)-(?P<count>[1-9]\d*)"
-    r"|(?P<rejecting>rvrs|vrs)-(?P<acceptance>\d*\.?\d+)(?P<truncated>-truncated)?)"
+    r"(?:(?P<plain>mf|mvn|flow|nuts|oracle)"
+    r"|(?P<counted>iwae|uha|semi-dais)-(?P<count>[1-9]\d*)"
+    r"|(?P<rejecting>rvrs|vrs|semi-rvrs)-(?P<acceptance>\d*\.?\d+)(?P<truncated>-truncated)?)"
     r"(?:@(?P<schedule>own|paper))?"
 )
 
@@ -23,7 +25,7 @@ class Method(NamedTuple):
     kind: str
     """The name without its numbers, as ``"mf"``, ``"iwae"`` or ``"rvrs"``."""
     number: int | None = None
-    """K: draws of IWAE, steps of UHA."""
+    """K: draws of IWAE, steps of UHA and semi-DAIS."""
     target_acceptance: float | None = None
     truncated: bool = False
     """Whether the gradient of the model's own parameters is the paper's biased one."""
@@ -35,8 +37,9 @@ def parse(name: str) -> Method:
     found = _PATTERN.fullmatch(name) if isinstance(name, str) else None
     if found is None:
         raise ValueError(
-            f"method must be one of {', '.join(KINDS)} (K a whole number as in iwae-24, Z an "
-            f"acceptance as in rvrs-0.1), or one of them with @paper behind; got {name!r}."
+            f"method must be one of {', '.join(KINDS + LOCAL_KINDS)} (K a whole number as in "
+            "iwae-24, Z an acceptance as in rvrs-0.1), or one of them with @paper behind; got "
+            f"{name!r}."
         )
     parts = found.groupdict()
     schedule = cast(Schedule, parts["schedule"] or "own")

@@ -3,6 +3,7 @@
 import math
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any, cast
 
 import jax
@@ -22,6 +23,26 @@ from rvrs.result import Fit
 _NUM_SAMPLES, _EPSILON = 2, 1e-4
 
 
+class Clock:
+    """Reports how far :func:`rvrs.fit` is, and takes the time of its steps."""
+
+    def __init__(self, num_steps: int, report: Report) -> None:
+        self.num_steps, self.report = num_steps, report
+        self.marks: list[tuple[int, float]] = []
+
+    def callback(self, steps_done: int, info: Any) -> None:
+        """That of a fit."""
+        self.marks.append((steps_done, time.perf_counter()))
+        self.report(steps_done / self.num_steps, f"ELBO {np.nanmean(info.elbo):.3f}")
+
+    def seconds_per_step(self) -> float:
+        """Compilation apart, as the first mark comes after it; NaN if there is no other."""
+        if len(self.marks) < 2:
+            return math.nan
+        steps, seconds = np.diff(np.array(self.marks), axis=0).T
+        return float(np.median(seconds / steps))
+
+
 def fit_own(
     rng_key: jax.Array,
     method: Method,
@@ -30,7 +51,7 @@ def fit_own(
     num_steps: int,
     proposal: Proposal,
     num_evaluation_draws: int,
-    report: Report,
+    callback: Callable[[int, Any], None],
 ) -> Fit:
     """Train by :func:`rvrs.fit`, all of whose choices are its own."""
     acceptance = cast(float, method.target_acceptance)
@@ -46,9 +67,6 @@ def fit_own(
                 model_gradient="truncated" if method.truncated else "unbiased",
             )
         }
-
-    def callback(steps_done: int, info: Any) -> None:
-        report(steps_done / num_steps, f"ELBO {np.nanmean(info.elbo):.3f}")
 
     with warnings.catch_warnings():
         # They are kept in the fit.
@@ -77,12 +95,7 @@ def own(
     report: Report,
 ) -> Fitted:
     """RVRS as :func:`rvrs.fit` trains it."""
-    marks: list[tuple[float, float]] = []
-
-    def timed(share: float, words: str) -> None:
-        marks.append((share * num_steps, time.perf_counter()))
-        report(share, words)
-
+    clock = Clock(num_steps, report)
     fit = fit_own(
         rng_key,
         method,
@@ -90,10 +103,8 @@ def own(
         num_steps=num_steps,
         proposal=proposal,
         num_evaluation_draws=num_evaluation_draws,
-        report=timed,
+        callback=clock.callback,
     )
-    # The first mark comes after compilation.
-    steps, seconds = np.diff(np.array(marks), axis=0).T if len(marks) > 1 else ([1.0], [math.nan])
     details = {
         name: getattr(fit, name)
         for name in ("acceptance", "threshold", "khat", "ess", "num_draws", "log_evidence")
@@ -103,7 +114,7 @@ def own(
         method=name,
         elbo=fit.elbo,
         elbo_error=fit.elbo_error,
-        seconds_per_step=float(np.median(np.divide(seconds, steps))),
+        seconds_per_step=clock.seconds_per_step(),
         params=fit.params,
         losses=fit.losses,
         details=details,

@@ -24,12 +24,25 @@ class DivergedError(RuntimeError):
     """A method has come to nothing; the message says how."""
 
 
+class LocalParts(NamedTuple):
+    """How a model with a latent variable for every data point is made."""
+
+    global_model: Callable[[], Any]
+    """Draws the global latents, and returns what ``local_model`` takes."""
+    local_model: Callable[[Any], Any]
+    """Has the plate of data points, with all else in it."""
+    marginal: Callable[[], Any] | None = None
+    """The model with the local latents integrated out, where that can be done."""
+
+
 class Task(NamedTuple):
     """A posterior that every method can be given."""
 
     name: str
     model: Callable[[], Any]
     """A NumPyro model without arguments: it holds its data."""
+    local: LocalParts | None = None
+    """What the methods for local latents need."""
 
 
 class Estimate(NamedTuple):
