@@ -157,6 +157,7 @@ def test_if_no_method_works_the_reasons_are_said_and_stored(run, stored, monkeyp
     [
         (["--methods", "mf,adam"], "method must be one of mf, mvn,"),
         (["--methods", "mf,"], "got ''"),
+        (["--methods", "mf,semi-dais-8"], "semi-dais-8 needs a model in two parts"),
         (["--methods", "rvrs-2"], "must be above 0 and at most 1"),
         (["--model", "missing"], "m.py has no function 'missing'"),
         (["--model", "broken"], "AttributeError"),

@@ -89,3 +89,20 @@ def test_without_arviz_it_is_named(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(ImportError, match=r"rvrs\[arviz\]"):
         diagnostics.arviz()
+
+
+def test_the_max_sliced_distance_of_a_shift_is_its_length():
+    draws = np.random.default_rng(3).standard_normal((2000, 2))
+    found = diagnostics.max_sliced_wasserstein(
+        draws, draws + np.array([3.0, 4.0]), num_projections=500, num_replicates=3
+    )
+    # Some direction of 500 is within a degree of the shift's.
+    assert 4.995 < found.mean <= 5 + 1e-9
+    assert 0 <= found.sd < 0.005
+    nothing = diagnostics.max_sliced_wasserstein(draws, draws, num_replicates=2)
+    assert nothing.mean == pytest.approx(0, abs=1e-9)
+
+
+def test_draws_of_different_dimension_are_refused():
+    with pytest.raises(ValueError, match=r"draws and reference must be \(n, D\) and \(m, D\)"):
+        diagnostics.max_sliced_wasserstein(np.zeros((5, 2)), np.zeros((5, 3)))

@@ -39,7 +39,7 @@ def run(options: Options, show_traceback: bool) -> None:
     names = list(dict.fromkeys(options.methods))
     try:
         for name in names:
-            baselines.parse(name)
+            comparison_report.check(name)
     except ValueError as error:
         sys.exit(f"rvrs compare: {error}")
     terminal.check_writable("rvrs compare", options.out)

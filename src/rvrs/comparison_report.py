@@ -85,6 +85,15 @@ class Accuracy(NamedTuple):
     largest_sd_ratio: float
 
 
+def check(method: str) -> None:
+    """Refuse a name that is unknown, or that a model in a file cannot be given."""
+    if kind(method) not in _BOUNDS:
+        raise ValueError(
+            f"{method} needs a model in two parts, with its local latents apart; rvrs.baselines.fit "
+            "takes one. Choose from " + ", ".join(baselines.KINDS) + "."
+        )
+
+
 def kind(method: str) -> str:
     """That of a method, by its name."""
     return baselines.parse(method).kind

@@ -11,6 +11,7 @@ from scipy.optimize import brentq
 from scipy.special import expit
 from scipy.stats import gamma, loggamma, norm, t
 
+from rvrs.baselines import local
 from rvrs.datasets import Dataset
 from rvrs.experiments import hierarchical
 from rvrs.experiments.hierarchical import METHODS, Result, build
@@ -157,9 +158,7 @@ def test_mean_field_at_its_best_is_below_oracle_by_the_gap_of_every_row(
     monkeypatch.setattr(hierarchical, "_ELBO_ERROR", 0.08)
     elbos, errors = zip(
         *(
-            hierarchical.evaluate(
-                jax.random.key(0), model, hierarchical.normal_guide(model), params
-            )
+            hierarchical.evaluate(jax.random.key(0), model, local.normals(model), params)
             for model in (models.model, models.oracle_model)
         ),
         strict=True,
@@ -237,7 +236,7 @@ def test_training_without_finite_gradients_is_an_error(double_precision, monkeyp
     monkeypatch.setattr(hierarchical, "BATCH_SIZE", 2)
     dataset = made_up(4)
     broken = dataset._replace(responses=np.full(4, np.nan, np.float32))
-    guide = hierarchical.normal_guide(build(dataset, 2).oracle_model)
+    guide = local.normals(build(dataset, 2).oracle_model)
     with pytest.raises(RuntimeError, match="50 of 50 steps"):
         hierarchical.train(jax.random.key(0), build(broken, 2).oracle_model, guide, 4, 50)
 

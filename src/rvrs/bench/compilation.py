@@ -12,6 +12,7 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoMultivariateNormal, AutoNormal
 
 from rvrs import fitting, vi
+from rvrs.baselines import local
 from rvrs.bench import bare, hierarchical, works
 from rvrs.bench.report import Figure, Row, Suite
 from rvrs.bench.timing import Contestant, interleaved, median_ratio
@@ -181,7 +182,7 @@ def _semi(num_data: int, dimension: int) -> list[Candidate]:
 
 
 def _guide(models: experiment.Models) -> AutoSemiRVRS:
-    global_guide = experiment.normal_guide(models.global_model)
+    global_guide = local.normals(models.global_model)
     return AutoSemiRVRS(models.model, models.local_model, global_guide, target_acceptance=0.5)
 
 

@@ -14,6 +14,7 @@ from numpyro.infer import SVI, Trace_ELBO
 from numpyro.infer.autoguide import AutoSemiDAIS
 
 from rvrs import semi_fitting
+from rvrs.baselines import LocalParts, local
 from rvrs.bench.bare import NUM_SAMPLES, Task, bare_steps, normal_problem
 from rvrs.bench.contest import Entry
 from rvrs.bench.timing import Contestant
@@ -67,7 +68,7 @@ def entries(
     index = _batches(len(dataset.responses), batch_size)
     for peer in peers:
         mean_field = peer == "mean-field"
-        guide = experiment.normal_guide(models.model) if mean_field else _semi_dais(models)
+        guide = local.normals(models.model) if mean_field else _semi_dais(models)
         found[peer] = Entry(_svi_steps(models.model, guide, index, num_steps), num_steps, reference)
     return found
 
@@ -90,7 +91,7 @@ def _semi_rvrs(
     guide = AutoSemiRVRS(
         models.model,
         models.local_model,
-        experiment.normal_guide(models.global_model),
+        local.normals(models.global_model),
         target_acceptance=target_acceptance,
         num_samples=NUM_SAMPLES,
         init_scale=_INIT_SCALE,
@@ -117,18 +118,8 @@ def _semi_rvrs(
 
 
 def _semi_dais(models: experiment.Models) -> AutoSemiDAIS:
-    """With the settings that the experiment found to work."""
-    return AutoSemiDAIS(
-        models.model,
-        models.local_model,
-        experiment.normal_guide(models.global_model),
-        K=_DAIS_STEPS,
-        eta_init=0.05,
-        eta_max=0.25,
-        use_global_dais_params=True,
-        init_scale=_INIT_SCALE,
-        subsample_plate=experiment.PLATE,
-    )
+    parts = LocalParts(models.global_model, models.local_model)
+    return local.semi_dais(models.model, parts, _DAIS_STEPS, subsample_plate=experiment.PLATE)
 
 
 def _svi_steps(model: Any, guide: Any, index: jax.Array, num_steps: int) -> Contestant:

@@ -34,10 +34,11 @@ import numpyro.distributions as dist
 import optax
 from numpyro import handlers
 from numpyro.distributions.constraints import positive
-from numpyro.infer import SVI, Trace_ELBO, init_to_median
-from numpyro.infer.autoguide import AutoNormal, AutoSemiDAIS
+from numpyro.infer import SVI, Trace_ELBO
+from numpyro.infer.autoguide import AutoNormal
 
 from rvrs import datasets, semi_fitting
+from rvrs.baselines import LocalParts, local
 from rvrs.core.arguments import check_choice, check_count
 from rvrs.datasets import Dataset
 from rvrs.experiments import lognormal_family
@@ -210,26 +211,18 @@ class Result(NamedTuple):
     """Nats that the best proposals of ``semi-rvrs`` would add, with the same global guide."""
 
 
-def normal_guide(model: Callable[[], Any]) -> AutoNormal:
-    """Independent normals for all latent variables; of ``global_model``, what all methods share."""
-    return AutoNormal(model, init_loc_fn=init_to_median)
-
-
 def mean_degrees_of_freedom(params: Mapping[str, Any]) -> float:
-    """Posterior mean of ``nu`` from the parameters of :func:`normal_guide`."""
+    """Posterior mean of ``nu`` from the parameters of :func:`rvrs.baselines.local.normals`."""
     loc, scale = (params[f"degrees_of_freedom_auto_{key}"] for key in ("loc", "scale"))
     return float(jnp.exp(loc + scale**2 / 2))
 
 
-# In log tau, the local posteriors differ by a shift alone (see optimal_fraction), so that one
-# dynamics is best for all. If every row has its own, which is NumPyro's default, some diverge.
-_DYNAMICS: dict[str, Any] = {"eta_init": 0.05, "eta_max": 0.25, "use_global_dais_params": True}
-
-
 def _semi_dais(models: Models, num_leapfrog: int) -> tuple[Any, Any]:
-    parts = models.model, models.local_model, normal_guide(models.global_model)
-    settings = {"init_scale": 0.5, "subsample_plate": PLATE} | _DYNAMICS
-    return models.model, AutoSemiDAIS(*parts, K=num_leapfrog, **settings)
+    # In log tau, the local posteriors differ by a shift alone (see optimal_fraction), so that one
+    # dynamics is best for all.
+    parts = LocalParts(models.global_model, models.local_model)
+    guide = local.semi_dais(models.model, parts, num_leapfrog, subsample_plate=PLATE)
+    return models.model, guide
 
 
 def _by_svi(
@@ -249,7 +242,7 @@ def _optimum(models: Models, target_acceptance: float) -> tuple[Any, Any]:
     """What normal proposals could reach if they also followed the global variables: a bound."""
     gap = lognormal_family.interpolated_gap(target_acceptance)
     model = partial(models.oracle_model, local_gap=gap)
-    return model, normal_guide(model)
+    return model, local.normals(model)
 
 
 # The evaluation of rejection: global draws, and proposals per data point at each of them.
@@ -269,7 +262,7 @@ def _semi_rvrs(
     guide = AutoSemiRVRS(
         models.model,
         models.local_model,
-        normal_guide(models.global_model),
+        local.normals(models.global_model),
         models.gamma_guide if gamma else None,
         target_acceptance=target_acceptance,
         sampler=sampler,
@@ -327,8 +320,8 @@ def _shortfall(rng_key: jax.Array, dataset: Dataset, guide: AutoSemiRVRS, params
 
 METHODS: dict[str, Callable[[jax.Array, Dataset, int], Result]] = {
     # With one draw, it would still gain 3 nats from twice the steps.
-    "mean-field": partial(_by_svi, lambda of: (of.model, normal_guide(of.model)), num_draws=8),
-    "oracle": partial(_by_svi, lambda of: (of.oracle_model, normal_guide(of.oracle_model))),
+    "mean-field": partial(_by_svi, lambda of: (of.model, local.normals(of.model)), num_draws=8),
+    "oracle": partial(_by_svi, lambda of: (of.oracle_model, local.normals(of.oracle_model))),
     "semi-dais-8": partial(_by_svi, partial(_semi_dais, num_leapfrog=8)),
     "semi-dais-16": partial(_by_svi, partial(_semi_dais, num_leapfrog=16)),
     "semi-dais-32": partial(_by_svi, partial(_semi_dais, num_leapfrog=32)),
