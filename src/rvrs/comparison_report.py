@@ -89,8 +89,8 @@ def check(method: str) -> None:
     """Refuse a name that is unknown, or that a model in a file cannot be given."""
     if kind(method) not in _BOUNDS:
         raise ValueError(
-            f"{method} needs a model in two parts, with its local latents apart; rvrs.baselines.fit "
-            "takes one. Choose from " + ", ".join(baselines.KINDS) + "."
+            f"{method} needs a model in two parts, with its local latents apart, which "
+            f"rvrs.baselines.fit takes. Choose from {', '.join(baselines.KINDS)}."
         )
 
 
