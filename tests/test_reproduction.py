@@ -132,3 +132,21 @@ def test_reproduce_into_a_file_is_refused(run, tmp_path):
 def test_a_wrong_option_is_a_usage_error(run, option, value, capsys):
     assert run("toy", option, value) == 2
     assert option in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_all_experiments_run_in_their_quick_size_without_files_of_data(
+    monkeypatch, tmp_path, capsys
+):
+    monkeypatch.setenv("RVRS_DATA", str(tmp_path / "none"))
+    monkeypatch.setenv("COLUMNS", "200")
+    for arguments in (["reproduce", "all", "--out", "results"], ["report", "results"]):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["rvrs", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            cli.main()
+        assert exit_.value.code == 0, capsys.readouterr()
+    page = (tmp_path / "results" / "report.md").read_text()
+    assert "of which 0 failed" in page
+    assert page.count("\n## ") == len(catalogue.NAMES)
+    assert len(list((tmp_path / "results" / "figures").glob("*.png"))) >= len(catalogue.NAMES)
