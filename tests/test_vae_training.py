@@ -120,6 +120,87 @@ def test_training_starts_from_the_networks_of_another_method():
     )
 
 
+class Stopped(Exception):  # noqa: N818
+    """Ends a training from outside."""
+
+
+def test_a_stopped_training_goes_on_to_the_same_bits(tmp_path, monkeypatch):
+    monkeypatch.setattr(vae_training, "_SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+    images = np.concatenate([IMAGES] * 4)
+    options = {"num_epochs": 3, "batch_size": 2, "learning_rate": 0.01, "progress": False}
+    # Six batches of an epoch are one call, so that there is a checkpoint after each epoch.
+    run = lambda **more: train(  # noqa: E731
+        METHODS["rvrs"](TINY, 0.3), jax.random.key(0), images, **options, **more
+    )
+    state, losses = run()
+    path, seen = tmp_path / "vae.npz", []
+
+    def stop(done, latest):
+        seen.append((done, len(latest)))
+        if done == 12:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        run(checkpoint=path, callback=stop)
+    assert seen == [(6, 6), (12, 6)]
+    again, all_losses = run(resume=path, checkpoint=path)
+    np.testing.assert_array_equal(all_losses, losses)
+    jax.tree.map(np.testing.assert_array_equal, again, state)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"description": {"method": "other"}}, "description: method"),
+        ({"num_epochs": 5}, "training: num_epochs"),
+        ({"rng_key": jax.random.key(1)}, "training: seed"),
+        ({"images": np.ones((6, 5), np.uint8)}, "images"),
+        ({"method": METHODS["uha"](TINY)}, "does not fit"),
+    ],
+)
+def test_a_checkpoint_of_another_training_is_refused_and_kept(change, words, tmp_path, monkeypatch):
+    monkeypatch.setattr(vae_training, "_SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+    path = tmp_path / "vae.npz"
+    options = {
+        "method": METHODS["standard"](TINY),
+        "rng_key": jax.random.key(0),
+        "images": np.concatenate([IMAGES] * 2),
+        "batch_size": 2,
+        "description": {"method": "standard"},
+        "progress": False,
+        "checkpoint": path,
+    }
+    train(**options)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=words):
+        train(**options | {"resume": path} | change)
+    assert path.read_bytes() == before
+
+
+def test_a_folder_that_is_not_there_is_told_before_training(tmp_path):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        train(
+            METHODS["standard"](TINY),
+            jax.random.key(0),
+            IMAGES,
+            batch_size=3,
+            checkpoint=tmp_path / "missing" / "vae.npz",
+        )
+
+
+def test_the_learning_rate_may_be_a_schedule():
+    frozen, _ = train(
+        METHODS["standard"](TINY),
+        jax.random.key(0),
+        IMAGES,
+        batch_size=3,
+        learning_rate=lambda step: 0.0 * step,
+        params=params(),
+        progress=False,
+    )
+    jax.tree.map(np.testing.assert_array_equal, frozen.params, params())
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [

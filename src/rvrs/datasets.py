@@ -182,6 +182,11 @@ class Images(NamedTuple):
     test: np.ndarray
 
 
+def image_names() -> tuple[str, ...]:
+    """The names that :func:`load_images` knows."""
+    return _DIGITS, _MNIST
+
+
 def load_images(name: str) -> Images:
     """Load ``"mnist_binarized"`` or ``"digits"``; both parts are in a random order.
 
@@ -191,7 +196,7 @@ def load_images(name: str) -> Images:
     >>> images.train.shape, images.test.shape
     ((1500, 64), (297, 64))
     """
-    check_choice("name", name, (_MNIST, _DIGITS))
+    check_choice("name", name, image_names())
     train, test = _bundled_digits() if name == _DIGITS else _read_images(_find(_MNIST))
     # A fixed order: the test images are distributed sorted by digit.
     return Images(

@@ -17,8 +17,11 @@
 True
 """
 
-from collections.abc import Callable
+import json
+import time
+from collections.abc import Callable, Mapping
 from functools import partial
+from os import PathLike
 from typing import Any, NamedTuple
 
 import jax
@@ -32,11 +35,13 @@ from numpyro.infer import Trace_ELBO
 from numpyro.infer.autoguide import AutoSemiDAIS
 from tqdm.auto import tqdm
 
+from rvrs import storage
 from rvrs.batches import Batches
 from rvrs.core.arguments import check_count, check_positive, check_target_acceptance
 from rvrs.core.problem import PRNGKey, PyTree
 from rvrs.guides import AutoSemiRVRS
 from rvrs.settings import Sampler
+from rvrs.storage import Checkpoint
 from rvrs.vae import VAE, Params, log_mean_exp
 
 RememberingLoss = Callable[[PRNGKey, Params, PyTree, Array, Any], tuple[Array, PyTree]]
@@ -256,6 +261,14 @@ def train_step(
     return TrainState(params, opt_state, memory), value
 
 
+class Training(NamedTuple):
+    """A training under way."""
+
+    state: TrainState
+    losses: np.ndarray
+    """Of all steps so far."""
+
+
 def train(
     method: Method,
     rng_key: PRNGKey,
@@ -263,9 +276,13 @@ def train(
     *,
     num_epochs: int = 1,
     batch_size: int = 100,
-    learning_rate: float = 1e-3,
+    learning_rate: float | optax.Schedule = 1e-3,
     params: Params | None = None,
     progress: bool = True,
+    callback: Callable[[int, np.ndarray], None] | None = None,
+    checkpoint: str | PathLike[str] | None = None,
+    resume: str | PathLike[str] | None = None,
+    description: Mapping[str, Any] | None = None,
 ) -> tuple[TrainState, np.ndarray]:
     """Train by Adam on batches drawn without replacement in every epoch.
 
@@ -273,9 +290,21 @@ def train(
     ----------
     images
         ``(n, num_pixels)``; may be a memory map.
+    learning_rate
+        Adam's rate, or a function of the number of steps that gives it.
     params
         Where to start, e.g. from the networks of another method: a better start for RVRS and UHA
         is a VAE trained by ``"standard"``. None starts afresh.
+    callback
+        Called as ``callback(steps_done, losses_of_latest_steps)``, up to every 100 steps.
+    checkpoint
+        A file that training is stored in every two minutes, for ``resume``.
+    resume
+        A file that ``checkpoint`` wrote: training goes on from there, to the same result bit for
+        bit as if it had never stopped. All else must be as it was.
+    description
+        What a checkpoint is to be told from others by, besides the images, the key, epochs, batches
+        and the shapes of parameters: names and numbers, such as those of the method.
 
     Returns
     -------
@@ -283,9 +312,12 @@ def train(
     """
     check_count("num_epochs", num_epochs)
     check_count("batch_size", batch_size)
-    check_positive("learning_rate", learning_rate)
+    if not callable(learning_rate):
+        check_positive("learning_rate", learning_rate)
     if batch_size > len(images):
         raise ValueError(f"batch_size={batch_size} is more than the {len(images)} images.")
+    if checkpoint is not None:
+        storage.check_writable(checkpoint)
     optimizer = optax.adam(learning_rate)
     init_key, seed_key, step_key = jax.random.split(rng_key, 3)
     # Copies, since the buffers of a step become those of the next one.
@@ -293,6 +325,17 @@ def train(
     state = first_train_state(method, optimizer, start, len(images))
     seed = tuple(int(word) for word in np.asarray(jax.random.key_data(seed_key)).ravel())
     data = Batches(((images,), {}), (0,), len(images), batch_size, seed)
+    identity: dict[str, Any] = {}
+    if checkpoint is not None or resume is not None:
+        identity = {
+            "kind": "vae",
+            "description": dict(description or {}),
+            "training": {"seed": list(seed), "num_epochs": num_epochs, "batch_size": batch_size},
+            "images": storage.describe_arguments(images),
+        }
+    now = Training(state, np.zeros(0, np.float32))
+    if resume is not None:
+        now = _resumed(resume, identity, now)
 
     @partial(jax.jit, donate_argnums=0)
     def run(state: TrainState, start: Array, index: Array, images: Array) -> tuple[Any, Array]:
@@ -306,17 +349,43 @@ def train(
 
     # Steps of one call: as many as divide an epoch, so that one program serves all.
     length = max(n for n in range(1, _LONGEST_CHUNK + 1) if data.per_epoch % n == 0)
-    losses = []
-    with tqdm(total=num_epochs, unit="epoch", disable=not progress) as bar:
-        for first in range(0, num_epochs * data.per_epoch, length):
+    num_steps = num_epochs * data.per_epoch
+    stored_at = time.monotonic()
+    with tqdm(
+        total=num_epochs,
+        initial=len(now.losses) / data.per_epoch,
+        unit="epoch",
+        disable=not progress,
+    ) as bar:
+        for first in range(len(now.losses), num_steps, length):
             index = data.indices(first, length)
             (batch,), _ = data.take(index)
-            state, found = run(state, jnp.int32(first), jnp.asarray(index), jnp.asarray(batch))
-            losses.append(np.asarray(found))
-            bar.set_postfix_str(f"loss {losses[-1].mean():.3f}", refresh=False)
+            arrays = jnp.int32(first), jnp.asarray(index), jnp.asarray(batch)
+            state, found = run(now.state, *arrays)
+            now = Training(state, np.append(now.losses, np.asarray(found)))
+            bar.set_postfix_str(f"loss {now.losses[first:].mean():.3f}", refresh=False)
             bar.update(length / data.per_epoch)
-    return state, np.concatenate(losses)
+            if callback is not None:
+                callback(len(now.losses), now.losses[first:])
+            due = time.monotonic() - stored_at > _SECONDS_BETWEEN_CHECKPOINTS
+            if checkpoint is not None and due:
+                header = identity | {"steps_done": len(now.losses)}
+                arrays = storage.to_arrays("training", now)
+                storage.write(checkpoint, Checkpoint(header, arrays))
+                stored_at = time.monotonic()
+    return now.state, now.losses
+
+
+def _resumed(path: str | PathLike[str], identity: dict[str, Any], like: Training) -> Training:
+    stored = storage.read(path)
+    # As it was read: JSON has lists for tuples.
+    storage.refuse_differences(path, stored.header, json.loads(json.dumps(identity)))
+    steps = stored.header["steps_done"]
+    like = like._replace(losses=np.zeros(steps, like.losses.dtype))
+    found = storage.from_arrays("training", stored.arrays, jax.eval_shape(lambda: like))
+    return Training(found.state, np.asarray(found.losses))
 
 
 # Rows of this many steps are on the device at once.
 _LONGEST_CHUNK = 100
+_SECONDS_BETWEEN_CHECKPOINTS = 120.0

@@ -4,6 +4,7 @@ import os
 import re
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -151,6 +152,25 @@ def test_an_interrupted_run_keeps_what_was_finished_and_goes_on(run):
     run.trouble.unlink()
     assert run(**options) == ("toy", 2, 1, [])
     assert finished.items() <= figures(run.out).items()
+
+
+def test_an_interrupted_unit_is_given_its_checkpoint_again_until_it_is_stored(run, monkeypatch):
+    checkpointing = replace(toy.EXPERIMENT, checkpoints=True)
+    monkeypatch.setattr(toy, "EXPERIMENT", checkpointing)
+    options = {"methods": ["checkpointing"], "datasets": ["one"], "num_seeds": 1}
+    unit = Unit("toy", "one", "checkpointing", 0)
+    path = Store(run.out).checkpoint(unit)
+    with pytest.raises(KeyboardInterrupt):
+        run(**options)
+    assert path.read_text() == "half"
+    assert run(**options).failures == []
+    assert figures(run.out)[unit] == {"resumed": True}
+    assert not path.exists()
+
+
+def test_other_experiments_are_given_no_checkpoint(run):
+    run(methods=["checkpointing"], datasets=["one"], num_seeds=1)
+    assert "resumed" not in figures(run.out)[Unit("toy", "one", "checkpointing", 0)]
 
 
 def test_reports_of_units_arrive_while_they_run(run):

@@ -12,7 +12,7 @@ from rvrs.experiments.experiment import DivergedError, Experiment, Outcome, Pres
 VARIABLES = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "JAX_COMPILATION_CACHE_DIR")
 
 
-def run(unit, settings, arrays, report):
+def run(unit, settings, arrays, report, *, checkpoint=None):
     report(0.5, f"half of {unit.dataset}")
     # A file that a test makes, as processes share nothing else.
     trouble = Path(os.environ["TOY_TROUBLE"]) if "TOY_TROUBLE" in os.environ else None
@@ -27,6 +27,12 @@ def run(unit, settings, arrays, report):
             return Outcome({"value": 1.0, "curve": [1.0, float("nan")]})
         case "raising":
             raise KeyError
+        case "checkpointing" if checkpoint is not None:
+            had = checkpoint.exists()
+            checkpoint.write_text("half")
+            if not had:
+                raise KeyboardInterrupt
+            return Outcome({"resumed": had})
         case "environment":
             return Outcome({name: os.environ.get(name, "") for name in VARIABLES})
         case "sleeping" if trouble and trouble.exists():
@@ -46,7 +52,7 @@ EXPERIMENT = Experiment(
     datasets=("one", "three", "spambase"),
     methods=(
         *("truth", "plain", "diverging", "nan", "raising", "environment"),
-        *("interrupted", "killed", "sleeping"),
+        *("interrupted", "killed", "sleeping", "checkpointing"),
     ),
     presets={
         "quick": Preset(("one", "three"), ("truth", "plain"), 2, {"scale": 0.5, "sizes": (1, 2)}),

@@ -84,9 +84,10 @@ class Experiment:
     methods: tuple[str, ...]
     """All that it can be asked for."""
     presets: Mapping[str, Preset]
-    run: Callable[[Unit, Mapping[str, Any], Mapping[str, np.ndarray], Report], Outcome]
+    run: Callable[..., Outcome]
     """``(unit, settings, arrays of the reference, report) -> outcome``. Pure but for the report:
-    the same unit and settings give the same outcome, up to times."""
+    the same unit and settings give the same outcome, up to times. Also ``checkpoint=``, a file, if
+    the experiment ``checkpoints``."""
     plot: Callable[[Sequence[Result], Path], list[Path]]
     """``(results, folder) -> files``: draws what the results allow to be drawn."""
     tables: Callable[[Sequence[Result]], str]
@@ -95,5 +96,8 @@ class Experiment:
     reference: str | None = None
     """A method that all others of the same data set are compared with: its seed 0 runs first, and
     they are given its arrays."""
+    checkpoints: bool = False
+    """Whether ``run`` stores what it has so far in a file, and goes on from it if it is there. The
+    file is deleted when the unit's result is stored."""
     revision: int = field(default=1)
     """Raised when a change of the code makes earlier results incomparable."""

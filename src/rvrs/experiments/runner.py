@@ -151,6 +151,8 @@ def plan(
         if name in data.names():
             # A file that is missing or malformed is told now.
             data.load(name)
+        elif name in data.image_names():
+            data.load_images(name)
     return Plan(
         experiment=found,
         address=address,
@@ -280,6 +282,7 @@ class _Run:
                 self.plan.origin.preset,
                 self.plan.settings,
                 self._reference_arrays(unit),
+                str(self.plan.store.checkpoint(unit)) if self.plan.experiment.checkpoints else None,
             )
             self.under_way[self.crew.executor.submit(self.crew.compute, task)] = unit
 
@@ -299,6 +302,8 @@ class _Run:
             )
         stored = self.plan.store.write(result, made_with, arrays=arrays, machine=machine)
         unit = self.under_way.pop(future)
+        if stored.failure is None:
+            self.plan.store.checkpoint(unit).unlink(missing_ok=True)
         self.observer.ended(stored)
         if unit in self.plan.first:
             self.ready.extend(self.waiting.pop(unit.dataset))

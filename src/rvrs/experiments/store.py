@@ -2,7 +2,8 @@
 
 The file of a unit is ``<folder>/<experiment>/<dataset>/<method>/seed-<k>.json``. It holds the
 figures and what they were made with: preset, settings, revision of the experiment, versions and
-machine. Arrays that other units need are in ``seed-<k>.npz`` beside it, which is written first.
+machine. Arrays that other units need are in ``seed-<k>.npz`` beside it, which is written first;
+``seed-<k>.checkpoint.npz`` is a unit under way.
 """
 
 import json
@@ -103,6 +104,10 @@ class Store:
             raise ValueError(f"a seed must be a whole number of at least 0, got {unit.seed!r}.")
         folder = self.folder / unit.experiment / unit.dataset / unit.method
         return folder / f"seed-{unit.seed}.json"
+
+    def checkpoint(self, unit: Unit) -> Path:
+        """Where a unit under way is stored, if its experiment does so."""
+        return self.path(unit).with_suffix(".checkpoint.npz")
 
     def has(self, unit: Unit) -> bool:
         """Whether there is a result, be it a failure."""

@@ -4,16 +4,12 @@ A step is a gradient of the method's loss on one batch and an update by Adam. Ev
 for one epoch; they take turns of a few steps in one process, so that whatever else the machine does
 slows all of them down alike. Ratios can be compared between machines; milliseconds cannot. The
 first thresholds of RVRS, which belong to no step, are found before each turn and timed apart.
-
-``python -m rvrs.experiments.vae_steps`` prints the table.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -21,21 +17,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import lax
-from rich.console import Console
-from rich.table import Table
 
-from rvrs import datasets
 from rvrs.core.arguments import check_count
-from rvrs.vae import VAE
-from rvrs.vae_training import Method, first_train_state, iwae, rvrs, standard, train_step, uha
+from rvrs.vae_training import Method, first_train_state, train_step
 
 BATCH_SIZE = 100
 NUM_STEPS = 20
 """Steps per turn, in one compiled loop: enough that the call itself costs nothing."""
 LEARNING_RATE = 1e-4
-
-# Milliseconds that stand for nothing at all.
-_NEGLIGIBLE = 0.01
 
 REFERENCE = "standard"
 """The method that the others are compared with."""
@@ -51,18 +40,6 @@ class StepTime(NamedTuple):
     """To that of the reference."""
     sight: float
     """Milliseconds per batch for what a method finds out about images that it has never seen."""
-
-
-def paper_methods(vae: VAE) -> dict[str, Method]:
-    """The methods of the table, by name."""
-    return {
-        REFERENCE: standard(vae),
-        "iwae-10": iwae(vae, num_samples=10),
-        "iwae-20": iwae(vae, num_samples=20),
-        "uha-10": uha(vae, num_steps=10),
-        "rvrs-0.1": rvrs(vae, 0.1),
-        "rvrs-0.05": rvrs(vae, 0.05),
-    }
 
 
 def measure(
@@ -156,29 +133,3 @@ def _trainer(
         return times[1] - times[0], times[2] - times[1]
 
     return train
-
-
-def main() -> None:
-    """Measure and print the table."""
-    parser = argparse.ArgumentParser(description="Milliseconds per training step of a VAE.")
-    parser.add_argument(
-        "--images", type=Path, help=".npy file with 784 pixels per row; by default binarized MNIST"
-    )
-    options = parser.parse_args()
-    vae = VAE()
-    if options.images is None:
-        images = datasets.load_images("mnist_binarized").train
-    else:
-        images = np.load(options.images)
-    title = f"A step on {BATCH_SIZE} of {len(images)} images of {vae.num_pixels} pixels"
-    table = Table(title=title)
-    for heading in ("method", "ms / step", f"ratio to {REFERENCE}", "ms / first sight"):
-        table.add_column(heading, justify="left" if heading == "method" else "right")
-    for row in measure(paper_methods(vae), images):
-        sight = f"{row.sight:.2f}" if row.sight > _NEGLIGIBLE else ""
-        table.add_row(row.name, f"{row.milliseconds:.2f}", f"{row.ratio:.2f}", sight)
-    Console().print(table)
-
-
-if __name__ == "__main__":
-    main()

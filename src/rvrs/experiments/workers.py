@@ -15,6 +15,7 @@ from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExec
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,6 +37,8 @@ class Task(NamedTuple):
     settings: dict[str, Any]
     arrays: dict[str, np.ndarray]
     """Those of the reference."""
+    checkpoint: str | None = None
+    """A file for what the unit has so far, if its experiment stores that."""
 
 
 class Computed(NamedTuple):
@@ -68,13 +71,17 @@ def compute(task: Task, send: Send = lambda _: None) -> Computed:
     def report(share: float, words: str) -> None:
         send((unit, float(share), words[:200]))
 
+    options: dict[str, Any] = {}
+    if task.checkpoint is not None:
+        options["checkpoint"] = Path(task.checkpoint)
+        options["checkpoint"].parent.mkdir(parents=True, exist_ok=True)
     outcome, failure = Outcome({}), None
     began = time.perf_counter()
     with warnings.catch_warnings():
         # A unit's figures say what a fit warns of; a terminal has no room for that of all units.
         warnings.simplefilter("ignore", UserWarning)
         try:
-            outcome = experiment.run(unit, task.settings, task.arrays, report)
+            outcome = experiment.run(unit, task.settings, task.arrays, report, **options)
         except Exception as error:
             failure = _reason(error)
     seconds = time.perf_counter() - began
