@@ -124,13 +124,14 @@ class Stopped(Exception):  # noqa: N818
     """Ends a training from outside."""
 
 
-def test_a_stopped_training_goes_on_to_the_same_bits(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["standard", pytest.param("rvrs", marks=pytest.mark.slow)])
+def test_a_stopped_training_goes_on_to_the_same_bits(name, tmp_path, monkeypatch):
     monkeypatch.setattr(vae_training, "_SECONDS_BETWEEN_CHECKPOINTS", 0.0)
     images = np.concatenate([IMAGES] * 4)
     options = {"num_epochs": 3, "batch_size": 2, "learning_rate": 0.01, "progress": False}
     # Six batches of an epoch are one call, so that there is a checkpoint after each epoch.
     run = lambda **more: train(  # noqa: E731
-        METHODS["rvrs"](TINY, 0.3), jax.random.key(0), images, **options, **more
+        METHODS[name](TINY), jax.random.key(0), images, **options, **more
     )
     state, losses = run()
     path, seen = tmp_path / "vae.npz", []

@@ -52,7 +52,7 @@ def test_mean_field_reaches_the_best_elbo_that_it_can_have():
 
 @pytest.mark.parametrize("method", ["mvn", "rvrs-0.2", "vrs-0.2"])
 def test_methods_that_can_hold_the_posterior_reach_the_log_evidence(method):
-    fitted = fit(method, proposal="mvn")
+    fitted = fit(method, proposal="mvn", num_steps=4000)
     assert abs(fitted.elbo - LOG_EVIDENCE) < 4 * fitted.elbo_error + 0.005
     draws = np.asarray(fitted.sample(jax.random.key(1), 4000)["x"])
     z = (draws.mean(axis=0) - MEAN) / np.sqrt(np.diag(COVARIANCE) / len(draws))
@@ -73,7 +73,7 @@ def test_importance_weighting_lies_between_mean_field_and_the_log_evidence():
 
 
 def test_annealing_improves_on_its_normal_and_stays_a_bound():
-    fitted = fit("uha-4")
+    fitted = fit("uha-4", num_steps=4000)
     assert MEAN_FIELD_ELBO + 0.02 < fitted.elbo < LOG_EVIDENCE + 4 * fitted.elbo_error
     assert fitted.sample(jax.random.key(1), 50)["x"].shape == (50, 2)
 

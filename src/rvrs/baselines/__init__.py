@@ -153,16 +153,7 @@ def fit(
     )
     report(1.0, "evaluating")
     judged = svi.bound(judge_key, task, found, trained.params, num_evaluation_draws)
-    return Fitted(
-        method=method,
-        elbo=judged.value,
-        elbo_error=judged.error,
-        seconds_per_step=trained.seconds_per_step,
-        params=trained.params,
-        losses=trained.losses,
-        details={},
-        draw=svi.sampler(task, found, trained.params),
-    )
+    return svi.fitted(method, trained, judged, svi.sampler(task, found, trained.params))
 
 
 def _trained_normal(

@@ -114,16 +114,7 @@ def fit(
         shape = {"sample_shape": (num_samples,)}
         return found.guide.sample_posterior(rng_key, trained.params, **shape)
 
-    return Fitted(
-        method=name,
-        elbo=judged.value,
-        elbo_error=judged.error,
-        seconds_per_step=trained.seconds_per_step,
-        params=trained.params,
-        losses=trained.losses,
-        details={},
-        draw=draw,
-    )
+    return svi.fitted(name, trained, judged, draw)
 
 
 def _semi_rvrs(

@@ -15,7 +15,16 @@ from numpyro.infer import SVI, RenyiELBO, Trace_ELBO, autoguide
 
 from rvrs.baselines.names import Method
 from rvrs.baselines.start import Start, prepared
-from rvrs.baselines.task import DivergedError, Estimate, Proposal, Report, Schedule, Task, Trained
+from rvrs.baselines.task import (
+    DivergedError,
+    Estimate,
+    Fitted,
+    Proposal,
+    Report,
+    Schedule,
+    Task,
+    Trained,
+)
 from rvrs.guides import _numpyro
 
 # The first steps of UHA's dynamics. From the paper's, the gradient is so flat that tens of
@@ -197,6 +206,25 @@ def bound(
         share = np.mean(~np.isfinite(values))
         raise DivergedError(f"{100 * share:.3g} % of the estimates of its bound are not finite")
     return Estimate(float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values))))
+
+
+def fitted(
+    name: str,
+    trained: Trained,
+    judged: Estimate,
+    draw: Callable[[jax.Array, int], dict[str, jax.Array]],
+) -> Fitted:
+    """A guide that has been trained and judged."""
+    return Fitted(
+        method=name,
+        elbo=judged.value,
+        elbo_error=judged.error,
+        seconds_per_step=trained.seconds_per_step,
+        params=trained.params,
+        losses=trained.losses,
+        details={},
+        draw=draw,
+    )
 
 
 def sampler(
