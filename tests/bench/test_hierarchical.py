@@ -5,7 +5,7 @@ import optax
 from numpyro.infer.util import log_density
 
 from rvrs.bench import bare, hierarchical
-from rvrs.experiments import hierarchical as experiment
+from rvrs.experiments import hierarchical_model as experiment
 
 DATASET = hierarchical.made_up_data(12, 3)
 

@@ -5,330 +5,327 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from numpyro import handlers
-from numpyro.infer.util import log_density
-from scipy.optimize import brentq
-from scipy.special import expit
-from scipy.stats import gamma, loggamma, norm, t
 
-from rvrs.baselines import local
-from rvrs.datasets import Dataset
-from rvrs.experiments import hierarchical
-from rvrs.experiments.hierarchical import METHODS, Result, build
-from rvrs.experiments.lognormal_family import (
-    family_gap,
-    family_optimum,
-    interpolated_gap,
-    optimal_fraction,
-    shortfall,
+from rvrs.experiments import catalogue, hierarchical, hierarchical_summary, runner
+from rvrs.experiments.experiment import DivergedError, Result, Unit
+from rvrs.experiments.hierarchical import EXPERIMENT, budget_method
+from rvrs.experiments.hierarchical_methods import METHODS, Effort, Measured
+from rvrs.experiments.hierarchical_summary import BASE, ORACLE, ORDER, fraction, lead
+
+MEASURED = Measured(-123.25, 0.3, 3.0, 0.001, 2.0)
+SETTINGS = EXPERIMENT.presets["quick"].settings
+
+
+def run(method, dataset="made-up", seed=3, **settings):
+    unit = Unit("hierarchical", dataset, method, seed)
+    return EXPERIMENT.run(unit, SETTINGS | settings, {}, lambda _share, _words: None)
+
+
+@pytest.mark.parametrize(
+    ("method", "kind"),
+    [
+        ("mean-field", "mean-field"),
+        ("oracle", "oracle"),
+        ("semi-dais-16", "semi-dais"),
+        ("semi-rvrs-0.1-budget-40", "semi-rvrs"),
+        ("optimum-0.5", "optimum"),
+    ],
 )
-
-GLOBALS = {"coefficients": np.array([0.4, -0.3]), "scale": 0.7, "degrees_of_freedom": 3.0}
-RESULT = Result(-123.25, 0.1 + 0.2, 3.0, 1 / 3)
-
-
-def made_up(size: int) -> Dataset:
-    random = np.random.RandomState(0)
-    covariates = random.normal(size=(size, 2)).astype(np.float32)
-    return Dataset("made up", covariates, random.normal(size=size).astype(np.float32), ("a", "b"))
-
-
-def heavy_tailed() -> Dataset:
-    dataset = made_up(200)
-    noise = np.clip(np.random.RandomState(1).standard_t(2, size=200), -8, 8)
-    return dataset._replace(responses=noise.astype(np.float32))
-
-
-def residuals(dataset: Dataset) -> np.ndarray:
-    return dataset.responses - dataset.covariates @ GLOBALS["coefficients"]
-
-
-def log_joint(model, rows, **latents) -> float:
-    with handlers.substitute(data={hierarchical.PLATE: jnp.asarray(rows)}):
-        return float(log_density(model, (), {}, GLOBALS | latents)[0])
-
-
-@pytest.fixture
-def double_precision():
-    with jax.enable_x64(True):
-        yield
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A folder with a made-up ``pol``: one constant column, and responses that it explains."""
-    random = np.random.RandomState(1)
-    features = random.normal(size=(400, 26))
-    features[:, 3] = 7.0
-    responses = 5 + 10 * (features[:, 0] + 0.1 * random.normal(size=400))
-    names = np.array([f"feature {i}" for i in range(26)])
-    np.savez(tmp_path / "pol.npz", X=features, y=responses, feature_names=names)
-    monkeypatch.setenv("RVRS_DATA", str(tmp_path))
-    return tmp_path
-
-
-def solve(q, log_ratio, target_acceptance):
-    return brentq(lambda at: q @ expit(log_ratio + at) - target_acceptance, -50, 50)
-
-
-def brute_force(shape: float, target_acceptance: float, locations, scales) -> float:
-    """Least KL(r || posterior) over a grid of proposals, as an integral of r log(r / posterior)."""
-    z, dz = np.linspace(-25.0, 6.0, 4001, retstep=True)
-    log_p = loggamma.logpdf(z, shape)
-    gaps = []
-    for location in locations:
-        for scale in scales:
-            log_q = norm.logpdf(z, location, scale)
-            q, log_ratio = np.exp(log_q) * dz, log_p - log_q
-            threshold = solve(q, log_ratio, target_acceptance)
-            log_r = log_q - np.logaddexp(0, -log_ratio - threshold) - math.log(target_acceptance)
-            gaps.append(np.exp(log_r) * dz @ (log_r - log_p))
-    return min(gaps)
-
-
-@pytest.mark.parametrize(("shape", "target_acceptance"), [(1.5, 0.5), (2.5, 0.1)])
-def test_optimum_of_the_family_is_that_of_a_brute_force_grid(shape, target_acceptance):
-    gap, mean_field_gap = family_optimum(shape, target_acceptance)
-    # The grid holds the optimum of the proposal to 0.04, where the gap is flat.
-    grid = brute_force(
-        shape, target_acceptance, np.linspace(-1.0, 1.5, 63), np.linspace(0.4, 1.6, 31)
-    )
-    assert gap <= grid + 1e-9
-    assert gap == pytest.approx(grid, rel=0.02)
-    stirling = math.lgamma(shape) - (shape - 0.5) * math.log(shape) + shape
-    assert mean_field_gap == pytest.approx(stirling - math.log(2 * math.pi) / 2, rel=1e-9)
-    assert family_optimum(shape, 1.0)[0] == pytest.approx(mean_field_gap, rel=1e-6)
-
-
-@pytest.mark.parametrize("nu", [1.0, 2.0, 4.0])
-def test_rejection_can_close_four_fifths_of_the_gap_at_one_half_and_nearly_all_at_a_tenth(nu):
-    assert 0.80 < optimal_fraction(nu, 0.5) < 0.83
-    assert optimal_fraction(nu, 0.1) == pytest.approx(0.989, abs=5e-4)
-
-
-def test_integrating_tau_out_gives_the_student_t_and_a_gamma_posterior(double_precision):
-    dataset = made_up(1)
-    models = build(dataset, 1)
-    log_tau, step = np.linspace(-12.0, 4.0, 401, retstep=True)
-    joint = np.array([log_joint(models.model, [0], tau=np.exp([at])) for at in log_tau])
-    joint += log_tau  # a density of log tau
-    marginal = np.log(np.exp(joint).sum() * step)
-    assert marginal == pytest.approx(log_joint(models.oracle_model, [0]), rel=1e-8)
-
-    nu, scale, residual = 3.0, 0.7, float(residuals(dataset)[0])
-    prior = norm.logpdf(GLOBALS["coefficients"]).sum() + norm.logpdf(scale) + math.log(2)
-    prior += gamma.logpdf(nu, 2.0, scale=10.0)
-    assert marginal == pytest.approx(prior + t.logpdf(residual, nu, scale=scale), rel=1e-7)
-    rate = nu / 2 + residual**2 / (2 * scale**2)
-    posterior = loggamma.logpdf(log_tau + math.log(rate), nu / 2 + 0.5)
-    np.testing.assert_allclose(joint - marginal, posterior, atol=1e-6)
-
-
-@pytest.mark.parametrize("name", ["model", "oracle_model"])
-def test_batches_stand_for_all_rows(name, double_precision):
-    dataset, tau = made_up(6), np.linspace(0.3, 2.0, 6)
-    taus = (lambda rows: {"tau": tau[rows]}) if name == "model" else lambda rows: {}
-    everything, batches = np.arange(6), np.array([[0, 3], [5, 1], [2, 4]])
-    full = log_joint(getattr(build(dataset, 6), name), everything, **taus(everything))
-    model = getattr(build(dataset, 2), name)
-    parts = [log_joint(model, rows, **taus(rows)) for rows in batches]
-    assert np.ptp(parts) > 0.1
-    assert np.mean(parts) == pytest.approx(full, rel=1e-12)
-
-
-@pytest.mark.slow
-def test_mean_field_at_its_best_is_below_oracle_by_the_gap_of_every_row(
-    double_precision, monkeypatch
+def test_a_unit_is_a_fit_of_its_data_in_double_precision_with_the_steps_of_its_kind(
+    method, kind, monkeypatch
 ):
-    dataset = made_up(40)
-    nu, scale = GLOBALS["degrees_of_freedom"], GLOBALS["scale"]
-    shape = nu / 2 + 0.5
-    rates = nu / 2 + residuals(dataset) ** 2 / (2 * scale**2)
-    locations = {
-        "coefficients": GLOBALS["coefficients"],
-        "scale": math.log(scale),
-        "degrees_of_freedom": math.log(nu),
-        "tau": np.log(shape / rates) - 1 / (2 * shape),
-    }
-    # The global variables hardly vary, so that the gap is that of the local ones alone.
-    params = {f"{site}_auto_loc": jnp.asarray(at) for site, at in locations.items()}
-    params |= {f"{site}_auto_scale": jnp.full(np.shape(at), 1e-7) for site, at in locations.items()}
-    params["tau_auto_scale"] = jnp.full(40, 1 / math.sqrt(shape))
-    models = build(dataset, 40)
-    monkeypatch.setattr(hierarchical, "_ELBO_ERROR", 0.08)
-    elbos, errors = zip(
-        *(
-            hierarchical.evaluate(jax.random.key(0), model, local.normals(model), params)
-            for model in (models.model, models.oracle_model)
-        ),
-        strict=True,
-    )
-    expected = 40 * family_optimum(shape, 1.0)[1]
-    assert 0.01 < errors[0] < hierarchical._ELBO_ERROR
-    assert abs(elbos[1] - elbos[0] - expected) < 4 * math.hypot(*errors)
-    assert 4 * math.hypot(*errors) < 0.3 * expected
-    assert hierarchical.mean_degrees_of_freedom(params) == pytest.approx(nu)
-
-
-@pytest.mark.slow
-def test_training_finds_the_optimum_of_oracle(double_precision, monkeypatch):
-    # Independent normals at the mode: their best scales are known where the density is normal.
-    monkeypatch.setattr(hierarchical, "BATCH_SIZE", 100)
-    dataset = made_up(400)
-    result = METHODS["oracle"](jax.random.key(0), dataset, 3000)
-    models = build(dataset, 400)
-
-    def negative_log_posterior(at):
-        latents = {"coefficients": at[:2], "scale": jnp.exp(at[2])}
-        latents["degrees_of_freedom"] = jnp.exp(at[3])
-        return -log_density(models.oracle_model, (), {}, latents)[0] - at[2] - at[3]
-
-    mode = jax.scipy.optimize.minimize(negative_log_posterior, jnp.zeros(4), method="BFGS").x
-    curvature = jnp.diagonal(jax.hessian(negative_log_posterior)(mode))
-    laplace = -negative_log_posterior(mode) + 0.5 * jnp.log(2 * math.pi / curvature).sum()
-    assert result.elbo == pytest.approx(float(laplace), abs=0.3)
-    assert result.seconds_per_step > 0
-
-
-@pytest.mark.parametrize("target_acceptance", [1.0, 0.5])
-def test_the_interpolated_gap_is_that_of_the_family(target_acceptance, double_precision):
-    gap = interpolated_gap(target_acceptance)
-    for shape in (0.61, 1.7, 9.3):
-        wanted = family_optimum(shape, target_acceptance)[0]
-        assert float(gap(jnp.asarray(shape))) == pytest.approx(wanted, rel=2e-4)
-
-
-def test_the_shortfall_of_a_proposal_is_its_distance_from_the_optimum(double_precision):
-    shape, rate, target_acceptance = 2.0, 3.0, 0.5
-    location, scale = 0.0, 1.0
-    # Global variables that do not vary, so that the optimum of the family is the best there is.
-    found = shortfall(
-        jnp.full(3, shape),
-        jnp.full((3, 1), rate),
-        jnp.array([location - math.log(rate)]),
-        jnp.array([scale]),
-        target_acceptance,
-    )
-    gap = family_gap(shape, target_acceptance, location, scale)
-    best = family_optimum(shape, target_acceptance)[0]
-    assert gap - best > 0.01
-    assert float(found[0]) == pytest.approx(gap - best, rel=1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["semi-rvrs-0.5", "semi-rvrs-0.5-gamma", "semi-rvrs-0.5-budget"])
-def test_rejection_is_between_mean_field_and_oracle(name, double_precision, monkeypatch):
-    monkeypatch.setattr(hierarchical, "BATCH_SIZE", 50)
-    monkeypatch.setattr(hierarchical, "_GLOBAL_DRAWS", 100)
-    dataset, key = heavy_tailed(), jax.random.key(0)
-    # Without local parameters steps are cheap, and few of them not enough.
-    best = METHODS["oracle"](key, dataset, 8000)
-    base = METHODS["optimum-1"](key, dataset, 8000)
-    found = METHODS[name](key, dataset, 1500)
-    share = (found.elbo - base.elbo) / (best.elbo - base.elbo)
-    error = math.hypot(found.elbo_error, best.elbo_error, base.elbo_error)
-    assert (found.dropped > 0) == ("budget" in name)
-    assert share > (0.9 if "gamma" in name else 0.7), share
-    assert found.elbo < best.elbo + 4 * error
-
-
-def test_training_without_finite_gradients_is_an_error(double_precision, monkeypatch):
-    monkeypatch.setattr(hierarchical, "BATCH_SIZE", 2)
-    dataset = made_up(4)
-    broken = dataset._replace(responses=np.full(4, np.nan, np.float32))
-    guide = local.normals(build(dataset, 2).oracle_model)
-    with pytest.raises(RuntimeError, match="50 of 50 steps"):
-        hierarchical.train(jax.random.key(0), build(broken, 2).oracle_model, guide, 4, 50)
-
-
-def test_data_are_standardised_and_a_quarter_of_them_noisy(folder):
-    dataset = hierarchical.load("pol")
-    assert dataset.covariates.shape == (400, 26)  # 26 features, one constant, and the intercept
-    assert "feature 3" not in dataset.covariate_names
-    assert dataset.covariate_names[-1] == "intercept"
-    raw = np.load(folder / "pol.npz")["y"]
-    noise = dataset.responses - (raw - raw.mean()) / raw.std()
-    noisy = np.abs(noise) > 1e-5
-    assert noisy.sum() == 100
-    clean = (raw - raw.mean()) / raw.std()
-    unexplained = clean - dataset.covariates @ np.linalg.lstsq(dataset.covariates, clean)[0]
-    ratio = noise[noisy].std() / unexplained.std()
-    assert abs(ratio / hierarchical.NOISE_SD - 1) < 4 / math.sqrt(2 * 100)
-    np.testing.assert_array_equal(hierarchical.load("pol").responses, dataset.responses)
-
-
-def test_stored_results_are_not_computed_again(folder, monkeypatch, capsys):
     calls = []
 
-    def method(rng_key, dataset, num_steps):
-        calls.append((len(dataset.responses), num_steps, jnp.zeros(1).dtype))
-        return RESULT._replace(elbo=RESULT.elbo + num_steps)
+    def fit(rng_key, dataset, effort, report):
+        calls.append((rng_key, dataset, effort, jnp.zeros(1).dtype))
+        report(0.5, "half")
+        return MEASURED._replace(dropped=0.25)
 
-    monkeypatch.setitem(METHODS, "mean-field", method)
-    monkeypatch.setitem(METHODS, "oracle", method)
-    out = folder / "results"
-    first = hierarchical.run("pol", "oracle", 0, 7, out)
-    assert hierarchical.run("pol", "oracle", 0, 7, out) == first == RESULT._replace(elbo=-116.25)
-    assert calls == [(400, 7, jnp.float64)]
-    arguments = ["--dataset=pol", "--methods=mean-field,oracle", "--steps=7", f"--out={out}"]
-    for _ in range(2):
-        hierarchical.main(arguments)
-    assert len(calls) == 2
-    assert "oracle                 -116.25" in capsys.readouterr().out
-    hierarchical.run("pol", "oracle", 1, 7, out)
-    hierarchical.run("pol", "oracle", 0, 8, out)
-    assert len(calls) == 4
-    assert sorted(path.name for path in out.iterdir()) == [
-        "pol_mean-field_7_seed0.json",
-        "pol_oracle_7_seed0.json",
-        "pol_oracle_7_seed1.json",
-        "pol_oracle_8_seed0.json",
+    monkeypatch.setitem(METHODS, method, fit)
+    steps = {name: number for number, name in enumerate(SETTINGS["steps"], start=7)}
+    found = run(method, steps=steps)
+    ((rng_key, dataset, effort, dtype),) = calls
+    assert rng_key == jax.random.key(3)
+    assert dataset.name == "made-up"
+    assert dtype == jnp.float64
+    assert effort == Effort(
+        steps[kind], **{name: value for name, value in SETTINGS.items() if name != "steps"}
+    )
+    assert found.figures == {
+        "elbo": -123.25,
+        "elbo_error": 0.3,
+        "degrees_of_freedom": 3.0,
+        "seconds_per_step": 0.001,
+        "training_seconds": 2.0,
+        "dropped": 0.25,
+        "batch_size": 50,
+    }
+    with_shortfall = MEASURED._replace(shortfall=1.5)
+    monkeypatch.setitem(METHODS, method, lambda *_: with_shortfall)
+    assert run(method).figures["shortfall"] == 1.5
+
+
+def test_what_is_not_finite_is_a_failure_with_its_reason(monkeypatch):
+    monkeypatch.setitem(METHODS, "oracle", lambda *_: MEASURED._replace(elbo=math.nan))
+    with pytest.raises(DivergedError, match="oracle: elbo not finite"):
+        run("oracle")
+
+
+def test_the_runner_stores_failures_with_their_reason(monkeypatch, tmp_path):
+    def diverging(*_):
+        raise DivergedError("50 of 50 steps")
+
+    monkeypatch.setitem(METHODS, "oracle", diverging)
+    monkeypatch.setitem(METHODS, "mean-field", lambda *_: MEASURED)
+    address = "rvrs.experiments.hierarchical:EXPERIMENT"
+    monkeypatch.setitem(catalogue.NAMES, "hierarchical", address)
+    done = runner.run("hierarchical", "quick", methods=["mean-field", "oracle"], out=tmp_path)
+    assert done.computed == 2
+    assert [result.failure for result in done.failures] == ["50 of 50 steps"]
+
+
+# ELBOs, shares of dropped points and seconds per step that agree with all claims.
+ELBOS = {
+    "mean-field": 0.0,
+    "semi-dais-8": 25.0,
+    "semi-dais-16": 50.0,
+    "semi-dais-32": 70.0,
+    "semi-rvrs-0.5": 81.0,
+    "semi-rvrs-0.1": 98.0,
+    "semi-rvrs-0.5-gamma": 97.0,
+    "semi-rvrs-0.1-gamma": 99.5,
+    "oracle": 100.0,
+    "optimum-1": 0.5,
+    "optimum-0.5": 81.9,
+    "optimum-0.1": 98.9,
+    # With many points left out; no claim is about that.
+    "semi-rvrs-0.5-budget-4": 70.0,
+    "semi-rvrs-0.5-budget-8": 80.9,
+    "semi-rvrs-0.1-budget-40": 98.1,
+    "semi-rvrs-0.1-budget-60": 98.0,
+}
+DROPPED = {"semi-rvrs-0.5-budget-4": 0.31, "semi-rvrs-0.5-budget-8": 0.035}
+DROPPED |= {"semi-rvrs-0.1-budget-40": 0.08, "semi-rvrs-0.1-budget-60": 0.014}
+SECONDS = {"semi-rvrs-0.5": 0.004, "semi-rvrs-0.1": 0.008}
+# Beyond the rule of thumb, Algorithm 3 may well be slower.
+SECONDS |= {"semi-rvrs-0.1-budget-60": 0.009}
+
+
+def results(elbos=ELBOS, *, num_seeds=2, dropped=DROPPED, seconds=SECONDS, datasets=("pol",)):
+    """Of ``{method: elbo}``; seeds are 0.4 apart, and None is a failure."""
+    found = []
+    for dataset in datasets:
+        for method, elbo in elbos.items():
+            for seed in range(num_seeds):
+                figures = {
+                    "elbo": (elbo or 0.0) + 0.4 * (seed - (num_seeds - 1) / 2),
+                    "elbo_error": 0.1,
+                    "degrees_of_freedom": 2.0,
+                    "seconds_per_step": seconds.get(method, 0.002),
+                    "training_seconds": 60.0,
+                    "dropped": dropped.get(method, 0.0),
+                    "batch_size": 256,
+                }
+                if method.startswith("semi-rvrs") and "gamma" not in method:
+                    figures["shortfall"] = 0.5
+                unit = Unit("hierarchical", dataset, method, seed)
+                failure = "diverged" if elbo is None else None
+                found.append(Result(unit, {} if failure else figures, failure, 1.0))
+    return found
+
+
+def test_a_lead_has_the_errors_of_both_methods_over_seeds():
+    above = lead(results(), "pol", "semi-dais-8", BASE)
+    assert above.mean == pytest.approx(25.0)
+    # Two seeds 0.4 apart: a standard error of 0.2 for either method.
+    assert above.error == pytest.approx(math.hypot(0.2, 0.2))
+    assert lead(results({"oracle": 1.0, BASE: None}), "pol", ORACLE, BASE) is None
+
+
+def test_the_error_of_an_elbo_is_not_below_that_of_its_estimation():
+    alone = lead(results(num_seeds=1), "pol", "semi-dais-8", BASE)
+    assert alone.error == pytest.approx(math.hypot(0.1, 0.1))
+    same = [r._replace(figures=r.figures | {"elbo": 1.0}) for r in results(num_seeds=4)]
+    # The mean of four has half the error of one.
+    assert lead(same, "pol", ORACLE, BASE).error == pytest.approx(math.hypot(0.05, 0.05))
+
+
+def test_a_fraction_is_that_of_the_gap_with_the_error_of_a_ratio():
+    found = fraction(results(), "pol", "semi-dais-8")
+    assert found.mean == pytest.approx(25.0)
+
+    def ratio(own, base, best):
+        return 100 * (own - base) / (best - base)
+
+    step = 1e-4
+    slopes = [
+        (ratio(*(25.0 + step * (i == 0), step * (i == 1), 100.0 + step * (i == 2))) - 25.0) / step
+        for i in range(3)
     ]
-    monkeypatch.setattr(hierarchical, "NOISE_SD", 9.0)
-    hierarchical.run("pol", "oracle", 0, 7, out)
-    assert len(calls) == 5
+    assert found.error == pytest.approx(0.2 * math.hypot(*slopes), rel=1e-3)
+    for missing in (BASE, ORACLE, "semi-dais-8"):
+        assert fraction(results(ELBOS | {missing: None}), "pol", "semi-dais-8") is None
+    assert fraction(results(ELBOS | {ORACLE: -1.0}), "pol", "semi-dais-8") is None
 
 
-def test_what_is_not_a_result_is_neither_stored_nor_read(folder, monkeypatch):
-    monkeypatch.setitem(METHODS, "oracle", lambda *_: RESULT._replace(elbo=math.nan))
-    with pytest.raises(RuntimeError, match="nan; not stored"):
-        hierarchical.run("pol", "oracle", 0, 7, folder)
-    path = folder / "pol_oracle_7_seed0.json"
-    assert not path.exists()
-    path.write_text(json.dumps({"settings": {}})[:-1])
-    with pytest.raises(ValueError, match="delete it"):
-        hierarchical.run("pol", "oracle", 0, 7, folder)
+def test_claims_hold_for_results_like_the_papers():
+    claims = EXPERIMENT.claims(results(datasets=("pol", "bike")))
+    assert [claim.holds for claim in claims] == [True] * 6
+    order, optimum, _, gamma, bias, speed = (claim.measured for claim in claims)
+    assert order.startswith("bike, % of gap: semi-dais-8 25.0 ± 0.3, semi-dais-16 50.0 ± ")
+    assert "; pol, % of gap: semi-dais-8 25.0" in order
+    assert "pol: 81.0 ± 0.3, with the best proposals 81.5, optimum" in optimum
+    assert optimum.endswith("81.9 ± 0.3")
+    assert "pol, Z = 0.5: +16.0 ± 0.3 nats (97.0 ± 0.3 % of the gap, not 81.0 ± 0.3 %)" in gamma
+    assert "pol, Z = 0.5, S' = 8 (96 % kept): -0.10 ± 0.28 nats" in bias
+    assert "S' = 4 " not in bias
+    assert "pol, Z = 0.5, S' = 4: 0.50 of the time" in speed
+    assert "S' = 60" not in speed
 
 
-def test_table_gives_gains_over_mean_field_and_fractions_of_the_gap():
-    results = {"mean-field": RESULT, "half": RESULT._replace(elbo=-118.25)}
-    assert "5.00    nan%" in hierarchical.table(results)
-    results["oracle"] = RESULT._replace(elbo=-113.25)
-    head, *rows = hierarchical.table(results).splitlines()
-    assert {len(row) for row in rows} == {len(head)}
-    assert rows[1].split() == [
-        "half",
-        "-118.25",
-        "0.30",
-        "5.00",
-        "50.0%",
-        "3.00",
-        "333.333",
-        "0.0%",
-        "0.00",
+@pytest.mark.parametrize(
+    ("changes", "broken"),
+    [
+        ({"elbos": {"semi-dais-16": 20.0}}, 0),
+        ({"elbos": {"semi-dais-32": 82.0}}, 0),
+        ({"elbos": {"optimum-0.5": 83.0}}, 1),
+        ({"elbos": {"optimum-0.1": 99.3}}, 2),
+        ({"elbos": {"semi-rvrs-0.1-gamma": 96.0}}, 3),
+        ({"elbos": {"semi-rvrs-0.5-budget-8": 80.6}}, 4),
+        ({"elbos": {"semi-rvrs-0.1-budget-60": 98.4}}, 4),
+        ({"dropped": {"semi-rvrs-0.5-budget-4": 0.09}}, 4),
+        ({"seconds": {"semi-rvrs-0.1-budget-40": 0.0081}}, 5),
+    ],
+)
+def test_each_claim_fails_where_its_figures_say_so(changes, broken):
+    found = results(
+        ELBOS | changes.get("elbos", {}),
+        dropped=DROPPED | changes.get("dropped", {}),
+        seconds=SECONDS | changes.get("seconds", {}),
+    )
+    holds = [claim.holds for claim in EXPERIMENT.claims(found)]
+    assert holds == [index != broken for index in range(6)]
+
+
+@pytest.mark.parametrize(
+    ("missing", "unknown"),
+    [
+        ({"semi-dais-16"}, {0}),
+        ({"optimum-0.5"}, {1}),
+        ({"optimum-0.1"}, {2}),
+        ({"semi-rvrs-0.5-gamma", "semi-rvrs-0.1-gamma"}, {3}),
+        ({name for name in ELBOS if "budget" in name}, {4, 5}),
+        ({BASE}, {0, 1, 2}),
+        ({ORACLE}, {0, 1, 2}),
+        (set(ELBOS), set(range(6))),
+    ],
+)
+def test_without_their_results_claims_are_open(missing, unknown):
+    claims = EXPERIMENT.claims(results(ELBOS | dict.fromkeys(missing)))
+    assert [claim.holds for claim in claims] == [
+        None if index in unknown else True for index in range(6)
     ]
 
 
-def test_unknown_names_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="name must be one of 'pol', 'bike', got 'adult'"):
-        hierarchical.load("adult")
-    with pytest.raises(ValueError, match="dataset must be one of 'pol', 'bike'"):
-        hierarchical.run("adult", "oracle", 0, 7, tmp_path)
-    with pytest.raises(ValueError, match="method must be one of 'mean-field', 'oracle'"):
-        hierarchical.run("pol", "magic", 0, 7, tmp_path)
-    with pytest.raises(ValueError, match="batch_size must be from 1 to 4"):
-        build(made_up(4), 5)
-    with pytest.raises(ValueError, match="degrees_of_freedom must be a finite number above 0"):
-        optimal_fraction(0.0, 0.5)
-    with pytest.raises(ValueError, match="target_acceptance must be a number"):
-        optimal_fraction(1.0, 0.0)
+def test_differences_within_two_standard_errors_leave_a_claim_open():
+    # Errors of differences are 0.28 nats.
+    close = ELBOS | {"semi-dais-32": 80.5, "semi-rvrs-0.1-gamma": 98.5}
+    holds = [claim.holds for claim in EXPERIMENT.claims(results(close))]
+    assert holds == [None, True, True, None, True, True]
+    # One data set that says no is enough.
+    other = results(ELBOS | {"semi-dais-16": 20.0}, datasets=("bike",))
+    assert EXPERIMENT.claims([*results(close), *other])[0].holds is False
+
+
+def test_tables_have_the_papers_figures_beside_ours():
+    failed = results({"semi-dais-16": None}, datasets=("bike",), num_seeds=1)
+    text = EXPERIMENT.tables([*results(), *failed])
+    assert (
+        "| semi-rvrs-0.5 | 2 | 81.0 ± 0.3 | 116.9 | 81.0 ± 0.3 | 81.7 | 2.00 ± 0.00 | 4.00 ± 0.00 "
+        "| 0.5 ± 0.0 |"
+    ) in text
+    assert "| semi-rvrs-0.5-gamma | 2 | 97.0 ± 0.3 |  | 97.0 ± 0.3 |  |" in text
+    assert "| oracle | 2 | 100.0 ± 0.3 | 143.1 |  |  |" in text
+    assert "| mean-field | 2 |  |  |  |  | 2.00 ± 0.00 |" in text
+    assert "| 0.5 | 8 | -0.10 ± 0.28 | 247.0 (96.5 %) | 0.50 |" in text
+    assert "| 0.1 | 60 | 0.00 ± 0.28 | 252.4 (98.6 %) | 1.12 |" in text
+    assert "Data set bike" not in text
+    assert text.count("- bike, semi-dais-16, seed 0: diverged") == 1
+    # All columns are filled, be it with nothing.
+    for line in text.splitlines():
+        if line.startswith(("| semi", "| oracle")):
+            assert line.count("|") == 10
+
+
+def test_methods_that_the_table_lacks_are_in_the_one_of_algorithm_3():
+    rows = {*hierarchical_summary.TABLE}
+    rows |= {
+        budget_method(z, number) for z, all_ in hierarchical.BUDGETS.items() for number in all_
+    }
+    assert rows == set(METHODS)
+    for gains in hierarchical_summary.PAPER_GAINS.values():
+        assert list(gains) == [*ORDER, ORACLE]
+        assert list(gains.values()) == sorted(gains.values())
+
+
+ALL = ["hierarchical-gains.png", "hierarchical-budget.png", "hierarchical-times.png"]
+
+
+@pytest.mark.parametrize(
+    ("elbos", "names"),
+    [
+        ({}, []),
+        ({BASE: None}, []),
+        ({BASE: 0.0}, ALL[2:]),
+        ({"semi-rvrs-0.5": 3.0, "semi-rvrs-0.5-budget-8": 2.0, BASE: None}, ALL[2:]),
+        ({"optimum-1": 1.0}, []),
+        ({BASE: 0.0, "semi-rvrs-0.5-budget-8": 2.0}, ALL[1:]),
+        ({BASE: 0.0, ORACLE: 2.0}, [ALL[0], ALL[2]]),
+        (ELBOS, ALL),
+    ],
+    ids=["nothing", "failed", "base", "no base", "optimum", "budget", "no budget", "all"],
+)
+@pytest.mark.parametrize("num_seeds", [1, 2])
+def test_whatever_is_there_is_shown(elbos, names, num_seeds, tmp_path):
+    found = results(elbos, num_seeds=num_seeds)
+    paths = EXPERIMENT.plot(found, tmp_path)
+    assert [path.name for path in paths] == names
+    assert all(path.stat().st_size > 10_000 for path in paths)
+    text = EXPERIMENT.tables(found)
+    assert text.count("diverged") == num_seeds * list(elbos.values()).count(None)
+    assert ("beside Algorithm 2" in text) == any("budget" in name for name in elbos)
+    assert len(EXPERIMENT.claims(found)) == 6
+
+
+def test_times_are_those_of_bike_if_it_is_there():
+    def title(datasets):
+        figure = hierarchical_summary._plot_times(results(datasets=datasets))
+        return figure.axes[0].get_title()
+
+    assert title(("pol", "bike", "made-up")) == "bike"
+    assert title(("made-up",)) == "made-up"
+
+
+def test_the_figure_of_algorithm_3_has_its_gains_and_batch_sizes():
+    figure = hierarchical_summary._plot_budgets(results(datasets=("bike", "pol")))
+    titles = [axes.get_title() for axes in figure.axes[:4]]
+    assert titles == ["bike, Z = 0.5", "pol, Z = 0.5", "bike, Z = 0.1", "pol, Z = 0.1"]
+    panel = figure.axes[0]
+    (budget, *_), exact = panel.containers[0], panel.lines[-1]
+    np.testing.assert_allclose(budget.get_xydata(), [[4, 70.0], [8, 80.9]])
+    assert exact.get_ydata() == pytest.approx([81.0, 81.0])
+    sizes = next(axes for axes in figure.axes[4:] if axes.bbox.bounds == panel.bbox.bounds)
+    assert sizes.lines[0].get_ydata() == pytest.approx([0.69 * 256, 0.965 * 256])
+
+
+def test_presets_ask_for_what_the_experiment_knows():
+    assert set(EXPERIMENT.presets) == {"quick", "cpu", "paper"}
+    for preset in EXPERIMENT.presets.values():
+        assert set(preset.datasets) <= set(EXPERIMENT.datasets)
+        assert set(preset.methods) <= set(EXPERIMENT.methods)
+        assert set(preset.settings) == set(SETTINGS)
+        assert set(preset.settings["steps"]) == set(hierarchical.methods.KINDS)
+        assert {BASE, ORACLE} < set(preset.methods)
+        json.dumps(dict(preset.settings))
+    assert EXPERIMENT.presets["quick"].datasets == ("made-up",)
+    assert set(EXPERIMENT.presets["cpu"].methods) == set(METHODS)

@@ -16,7 +16,7 @@ from rvrs.baselines import local
 from rvrs.bench import bare, hierarchical, works
 from rvrs.bench.report import Figure, Row, Suite
 from rvrs.bench.timing import Contestant, interleaved, median_ratio
-from rvrs.experiments import hierarchical as experiment
+from rvrs.experiments import hierarchical_model as experiment
 from rvrs.guides import AutoSemiRVRS
 
 NAME = "compile"

@@ -20,7 +20,7 @@ from rvrs.bench.contest import Entry
 from rvrs.bench.timing import Contestant
 from rvrs.core.problem import Problem, Targets
 from rvrs.datasets import Dataset
-from rvrs.experiments import hierarchical as experiment
+from rvrs.experiments import hierarchical_model as experiment
 from rvrs.guides import AutoSemiRVRS
 from rvrs.proposals.normal import DiagonalNormal
 

@@ -17,7 +17,7 @@ from rvrs.bench.report import Row, Suite
 from rvrs.bench.timing import Contestant
 from rvrs.bench.works import Work
 from rvrs.core.objectives import Baseline
-from rvrs.experiments import hierarchical as experiment
+from rvrs.experiments import hierarchical_model as experiment
 from rvrs.guides import AutoRVRS
 from rvrs.vae import VAE
 

@@ -11,6 +11,7 @@ NAMES = {
     "training-curves": "rvrs.experiments.training_curves:EXPERIMENT",
     "logistic": "rvrs.experiments.logistic:EXPERIMENT",
     "gaussian-process": "rvrs.experiments.gaussian_process:EXPERIMENT",
+    "hierarchical": "rvrs.experiments.hierarchical:EXPERIMENT",
     "vae": "rvrs.experiments.vae:EXPERIMENT",
 }
 """Where each experiment is: ``module:attribute``."""
