@@ -181,16 +181,16 @@ def own_bound(
 ) -> tuple[float, float]:
     """The bound that a method maximises, per image, and its Monte Carlo standard error.
 
-    ``num_draws`` is that per image: draws of the encoder, annealed ones of UHA, proposals of RVRS
-    (beyond those that its thresholds come from).
+    ``num_draws`` is that per image: draws of the encoder, steps of all annealed ones of UHA,
+    proposals of RVRS (beyond those that its thresholds come from).
     """
     if kind.name == "rvrs":
         guide = vae_training.rvrs_guide(networks, kind.number, sampler="exact")
         found = guide.evaluate(rng_key, params, images, num_local=num_draws)
         return float(found.elbo) / len(images), float(found.elbo_error) / len(images)
     method = build(networks, kind)
-    each = int(kind.number) if kind.name == "iwae" else 1
-    repeats = max(4, num_draws // each)
+    # That of the standard ELBO is 1.
+    repeats = max(4, num_draws // int(kind.number))
 
     @jax.jit
     def losses(keys: jax.Array, images: jax.Array) -> jax.Array:
