@@ -263,8 +263,9 @@ def plot(results: Sequence[Result], folder: Path) -> list[Path]:
                     panel.axhline(floor.mean, color="black", linewidth=0.8, linestyle="dotted")
         axes[0].set_ylabel(label)
         note = "; dotted: two sets of draws of NUTS" if name == "wasserstein" else ""
-        bars = "" if name == "times" else ", bars: two standard errors over seeds"
-        figure.suptitle(f"Figure 4 of the paper: logistic regression, N = {NUM_ROWS}{bars}{note}")
+        bars = "median over seeds" if name == "times" else "bars: two standard errors over seeds"
+        title = f"Figure 4 of the paper: logistic regression, N = {NUM_ROWS}"
+        figure.suptitle(f"{title}\n({bars}{note})")
         paths.append(folder / f"logistic-{name}.png")
         figure.savefig(paths[-1], dpi=150)
     return paths
