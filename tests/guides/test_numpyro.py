@@ -14,7 +14,8 @@ from rvrs.guides import _numpyro
 from tests.guides.models import X, Y, line
 
 ROOT = Path(rvrs.__file__).parent
-INSTANCES = {"_init_latent", "_init_locs", "_unpack_latent"}  # set when the structure is learned
+# Set when the structure is learned.
+INSTANCES = {"_init_latent", "_init_locs", "_potential_fn", "_unpack_latent"}
 
 
 @pytest.fixture(scope="module")
