@@ -181,10 +181,11 @@ def _plot_budgets(results: Sequence[Result]) -> "Figure | None":
     ]
     if not names:
         return None
-    size = (max(6.0, 4.6 * len(names)), 3.4 * len(BUDGETS) + 0.8)
+    targets = [z for z in BUDGETS if any(_budgets(results, dataset, z) for dataset in names)]
+    size = (max(6.0, 4.6 * len(names)), 3.4 * len(targets) + 0.8)
     figure = Figure(figsize=size, layout="constrained")
-    panels = figure.subplots(len(BUDGETS), len(names), squeeze=False)
-    for row, z in zip(panels, BUDGETS, strict=True):
+    panels = figure.subplots(len(targets), len(names), squeeze=False)
+    for row, z in zip(panels, targets, strict=True):
         for panel, dataset in zip(row, names, strict=True):
             _draw_budgets(panel, results, dataset, z)
             panel.set_title(f"{dataset}, Z = {z:g}")
