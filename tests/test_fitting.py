@@ -240,6 +240,20 @@ def test_a_ready_guide_is_trained_and_model_parameters_with_it():
     assert abs(draws.std() / np.sqrt(2.5 / 5) - 1) < 0.1
 
 
+def test_parameters_of_a_model_are_learned_whatever_the_size_of_the_proposal():
+    """7,000 parameters of the proposal want small steps; those of the model do not."""
+
+    def model():
+        location = numpyro.param("location", 0.0)
+        x = numpyro.sample("x", dist.Normal(location, 1.0).expand([120]).to_event(1))
+        numpyro.sample("y", dist.Normal(x, 1.0).to_event(1), obs=jnp.full(120, 3.0))
+
+    options = SHORT | {"num_steps": 500, "proposal": "mvn", "target_acceptance": 0.5}
+    fit = rvrs.fit(jax.random.key(0), model, **options)
+    # Without x, y is N(location, 2): the best location is 3.
+    assert abs(float(fit.params["location"]) - 3) < 0.1
+
+
 def test_a_wrong_posterior_is_not_passed_over_in_silence():
     # Two modes far apart: the fit has one of them.
     def model():
