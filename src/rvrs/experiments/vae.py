@@ -262,9 +262,9 @@ EXPERIMENT = Experiment(
             | {"num_timed": 400, "steps_per_turn": 2}
             | {"timed": ["standard", "iwae-10", "uha-10", "rvrs-0.1"]},
         ),
-        # The slowest method, UHA-20, trains for 12 minutes on two cores, all of them for 50. Methods
-        # that start from others have the same rate as those: with 3e-4 RVRS-0.1 came to -95.00 on
-        # test images, IWAE-10 with 1e-3 to -94.70.
+        # The slowest method, UHA-20, trains for 12 minutes on two cores, all of them for 50. Those
+        # that start from another one have the same rate as the others: with 3e-4 RVRS-0.1 came to
+        # -95.00 on test images, IWAE-10 with 1e-3 to -94.70.
         "cpu": Preset(
             (_PAPER_DATASET,),
             (*TRAINED, STEP_TIMES),
