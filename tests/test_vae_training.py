@@ -178,6 +178,21 @@ def test_a_checkpoint_of_another_training_is_refused_and_kept(change, words, tmp
     assert path.read_bytes() == before
 
 
+def test_a_step_without_a_finite_gradient_changes_nothing():
+    standard = METHODS["standard"](TINY)
+
+    def loss(rng_key, params, images):
+        # Of one batch in two.
+        return standard.loss(rng_key, params, images) * jnp.where(images[0, 0] == 1, jnp.nan, 1.0)
+
+    images = np.array([[1, 0, 1, 0, 1], [0, 1, 1, 0, 0]], np.uint8)
+    options = {"num_epochs": 4, "batch_size": 1, "progress": False, "params": params()}
+    state, losses = train(standard._replace(loss=loss), jax.random.key(0), images, **options)
+    assert np.isfinite(losses).sum() == 4
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(state))
+    assert int(state.opt_state[0].count) == 4
+
+
 def test_a_folder_that_is_not_there_is_told_before_training(tmp_path):
     with pytest.raises(FileNotFoundError, match="does not exist"):
         train(

@@ -250,7 +250,11 @@ def first_train_state(
 def train_step(
     method: Method, optimizer: Any, rng_key: PRNGKey, state: TrainState, index: Array, images: Any
 ) -> tuple[TrainState, Array]:
-    """One step on the images with the numbers ``index``; gives the loss before it, too."""
+    """One step on the images with the numbers ``index``; gives the loss before it, too.
+
+    A step without a finite gradient, as of a batch no image of which got its draws, changes nothing
+    but what the method remembers.
+    """
 
     def loss(params: Params) -> tuple[Array, PyTree]:
         return method.step_loss(rng_key, params, state.memory, index, images)
@@ -258,6 +262,14 @@ def train_step(
     (value, memory), gradient = jax.value_and_grad(loss, has_aux=True)(state.params)
     updates, opt_state = optimizer.update(gradient, state.opt_state)
     params: Any = optax.apply_updates(state.params, updates)
+    useful = jax.tree.reduce(
+        lambda ok, leaf: ok & jnp.all(jnp.isfinite(leaf)), gradient, jnp.isfinite(value)
+    )
+    params, opt_state = jax.tree.map(
+        lambda new, old: jnp.where(useful, new, old),
+        (params, opt_state),
+        (state.params, state.opt_state),
+    )
     return TrainState(params, opt_state, memory), value
 
 
@@ -308,7 +320,8 @@ def train(
 
     Returns
     -------
-    The last state, whose ``params`` are the result, and the losses of all steps.
+    The last state, whose ``params`` are the result, and the losses of all steps. Steps without a
+    finite gradient are skipped; their losses are not finite.
     """
     check_count("num_epochs", num_epochs)
     check_count("batch_size", batch_size)

@@ -34,6 +34,8 @@ TRAINED = (
 
 # Images that a bound is estimated for at once.
 _IMAGES_AT_ONCE = 100
+# Share of all steps that may be without a finite loss.
+_MOST_SKIPPED = 0.01
 # Samples of the decoder that are kept for a picture.
 _NUM_PICTURES = 25
 
@@ -99,11 +101,16 @@ def run(
     num_steps = settings["num_epochs"] * (len(images.train) // settings["batch_size"])
     marks: list[tuple[int, float]] = []
 
+    num_skipped = 0
+
     def callback(done: int, losses: np.ndarray) -> None:
-        if not np.all(np.isfinite(losses)):
-            raise DivergedError(f"the loss is not finite after {done} steps")
+        nonlocal num_skipped
+        finite = np.isfinite(losses)
+        num_skipped += int(np.sum(~finite))
+        if num_skipped > _MOST_SKIPPED * num_steps:
+            raise DivergedError(f"{num_skipped} of {done} steps had no finite loss")
         marks.append((done, time.perf_counter()))
-        report(0.9 * done / num_steps, f"loss {losses.mean():.2f}")
+        report(0.9 * done / num_steps, f"loss {losses[finite].mean():.2f}")
 
     exists = checkpoint is not None and checkpoint.is_file()
     try:
@@ -127,7 +134,8 @@ def run(
             checkpoint.unlink(missing_ok=True)
         raise
     figures: dict[str, Any] = {"seconds_per_step": _median_seconds(marks)}
-    figures["last_loss"] = float(losses[-len(losses) // 10 :].mean())
+    figures["last_loss"] = float(np.nanmean(losses[-len(losses) // 10 :]))
+    figures["num_skipped"] = num_skipped
     figures |= _judge(judge_key, networks, kind, state.params, images, settings, report)
     figures["samples"] = _pictures(judge_key, networks, state.params)
     kept = _flat(state.params) if unit.method == REFERENCE else {}
