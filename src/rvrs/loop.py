@@ -94,3 +94,11 @@ def _run_chunk(
     chunk_size: int,
 ) -> tuple[State, Info]:
     return steps(step, rng_key, state, start, length, chunk_size)
+
+
+def if_finite(checked: PyTree, new: PyTree, old: PyTree) -> Any:
+    """What a step has changed, if all that it rests on is finite; what was there otherwise."""
+    finite = jax.tree.reduce(
+        lambda ok, leaf: ok & jnp.all(jnp.isfinite(leaf)), checked, jnp.array(True)
+    )
+    return jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)

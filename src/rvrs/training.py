@@ -168,13 +168,8 @@ def _step(
         )
     )
     # A step without its draws, or with a density that has no finite gradient there, is skipped.
-    useful = jax.tree.reduce(
-        lambda ok, leaf: ok & jnp.all(jnp.isfinite(leaf)), gradient, jnp.isfinite(negative)
-    )
-    trainable, opt_state = jax.tree.map(
-        lambda new, old: jnp.where(useful, new, old),
-        (moved, opt_state),
-        (state.trainable, state.opt_state),
+    trainable, opt_state = loop.if_finite(
+        (negative, gradient), (moved, opt_state), (state.trainable, state.opt_state)
     )
     info = TrainInfo(
         elbo=-negative,

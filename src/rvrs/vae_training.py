@@ -35,7 +35,7 @@ from numpyro.infer import Trace_ELBO
 from numpyro.infer.autoguide import AutoSemiDAIS
 from tqdm.auto import tqdm
 
-from rvrs import storage
+from rvrs import loop, storage
 from rvrs.batches import Batches
 from rvrs.core.arguments import check_count, check_positive, check_target_acceptance
 from rvrs.core.problem import PRNGKey, PyTree
@@ -262,13 +262,8 @@ def train_step(
     (value, memory), gradient = jax.value_and_grad(loss, has_aux=True)(state.params)
     updates, opt_state = optimizer.update(gradient, state.opt_state)
     params: Any = optax.apply_updates(state.params, updates)
-    useful = jax.tree.reduce(
-        lambda ok, leaf: ok & jnp.all(jnp.isfinite(leaf)), gradient, jnp.isfinite(value)
-    )
-    params, opt_state = jax.tree.map(
-        lambda new, old: jnp.where(useful, new, old),
-        (params, opt_state),
-        (state.params, state.opt_state),
+    params, opt_state = loop.if_finite(
+        (value, gradient), (params, opt_state), (state.params, state.opt_state)
     )
     return TrainState(params, opt_state, memory), value
 
