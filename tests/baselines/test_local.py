@@ -96,3 +96,9 @@ def test_an_oracle_needs_the_model_without_its_local_latents():
     task = Task("no marginal", model, LocalParts(global_model, local_model))
     with pytest.raises(ValueError, match="oracle needs a task whose LocalParts have marginal="):
         baselines.fit(jax.random.key(0), "oracle", task, num_steps=10)
+
+
+@pytest.mark.parametrize("method", ["semi-rvrs-0.2@paper", "semi-rvrs-0.2-truncated"])
+def test_ways_that_semi_rvrs_does_not_have_are_refused(method):
+    with pytest.raises(ValueError, match="leave out -truncated and @paper"):
+        fit(method)

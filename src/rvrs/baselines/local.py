@@ -38,6 +38,11 @@ def handles(method: Method, task: Task) -> bool:
             f"{', '.join(LOCAL_KINDS)} need a task with local=LocalParts(...), as a model does not "
             "tell where its local latents begin."
         )
+    if method.kind == "semi-rvrs" and (method.truncated or method.schedule == "paper"):
+        raise ValueError(
+            "semi-rvrs-Z is trained as rvrs.fit does, with the unbiased gradient; leave out "
+            "-truncated and @paper."
+        )
     if method.kind == "oracle" and parts.marginal is None:
         raise ValueError(
             "oracle needs a task whose LocalParts have marginal=, the model with its local latents "

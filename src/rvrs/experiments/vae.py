@@ -262,7 +262,7 @@ EXPERIMENT = Experiment(
             | {"num_timed": 400, "steps_per_turn": 2}
             | {"timed": ["standard", "iwae-10", "uha-10", "rvrs-0.1"]},
         ),
-        # The slowest method, UHA-20, trains for 12 minutes on two cores, all of them for 50. At a
+        # By its step times the slowest method, UHA-20, trains for 12 minutes on two cores. At a
         # rate of 1e-3 networks change so much within an epoch that thresholds, which are visited
         # once in it, are left behind: RVRS-0.1 had a batch without any accepted draw in the second.
         "cpu": Preset(
