@@ -56,6 +56,45 @@ def apply_network(network: Network, inputs: Array) -> Array:
     return inputs @ last.weights + last.biases
 
 
+# Numbers between 1 and 2 that are multiplied before a logarithm is taken: no type of float
+# overflows, and more of them would save little.
+_FACTORS = 8
+
+
+@jax.custom_jvp
+def log_likelihood(pixels: Array, logits: Array) -> Array:
+    """``sum(pixels * logits - log(1 + exp(logits)))`` over the last axis: Bernoulli variables.
+
+    As ``log(1 + e^l) = max(l, 0) + log(1 + e^-|l|)``, there is one logarithm for the product of
+    several pixels. Logarithms are half of the work of a decoder that needs no gradient, as those
+    of rejected proposals do.
+    """
+    columns = -(-logits.shape[-1] // _FACTORS)
+    fill = [(0, 0)] * (logits.ndim - 1) + [(0, _FACTORS * columns - logits.shape[-1])]
+    # What is filled up has a factor of 1.
+    distance = jnp.pad(jnp.abs(logits), fill, constant_values=jnp.inf)
+    factors = 1 + jnp.exp(-distance.reshape(*logits.shape[:-1], _FACTORS, columns))
+    logarithms = jnp.log(jnp.prod(factors, axis=-2))
+    return jnp.sum(pixels * logits - jnp.maximum(logits, 0), axis=-1) - jnp.sum(logarithms, axis=-1)
+
+
+@log_likelihood.defjvp
+def _log_likelihood_jvp(
+    primals: tuple[Array, Array], tangents: tuple[Array, Array]
+) -> tuple[Array, Array]:
+    (pixels, logits), (pixels_dot, logits_dot) = primals, tangents
+    slopes = (pixels - jax.nn.sigmoid(logits)) * logits_dot + logits * pixels_dot
+    return log_likelihood(pixels, logits), jnp.sum(slopes, axis=-1)
+
+
+class _Pixels(dist.Independent):
+    """An image of independent binary pixels; NumPyro's own, but for a faster log density."""
+
+    def log_prob(self, value: Array) -> Array:
+        logits: Any = self.base_dist.logits
+        return log_likelihood(*jnp.broadcast_arrays(value, logits))
+
+
 @dataclass(frozen=True)
 class VAE:
     """Images of Bernoulli pixels, decoded from standard normal latent variables.
@@ -99,7 +138,7 @@ class VAE:
 
     def decode(self, decoder: Network, z: Array) -> dist.Distribution:
         """``p(x | z)`` at latent variables ``(..., num_latent)``."""
-        return dist.Bernoulli(logits=apply_network(decoder, z)).to_event(1)
+        return _Pixels(dist.Bernoulli(logits=apply_network(decoder, z)), 1)
 
     def model(self, images: Any) -> None:
         """The NumPyro model: sites ``z`` and ``pixels`` in the plate ``images``."""
