@@ -18,7 +18,6 @@ from rvrs.core.problem import PRNGKey, PyTree
 from rvrs.guides import AutoSemiRVRS
 from rvrs.guides import _semi_posterior as posterior
 from rvrs.guides._numpyro import Arguments
-from rvrs.guides._semi_target import thresholds
 from rvrs.semi_result import SemiFit
 from rvrs.semi_training import SemiTrainInfo, SemiTrainState, Trainer
 from rvrs.storage import Checkpoint
@@ -312,7 +311,7 @@ def _result(run: SemiRun, trainer: Trainer, header: dict[str, Any]) -> SemiFit:
         acceptances=np.asarray(history.acceptance),
         proposals_per_draw=np.asarray(history.num_proposals) / draws,
         dropped=np.asarray(history.num_dropped) / data.batch_size,
-        thresholds=np.asarray(thresholds(run.state.guide_state)),
+        thresholds=np.asarray(run.state.guide_state["value"]),
         data=data,
         checkpoint=run.to_checkpoint(header),
         **figures | lists,

@@ -14,7 +14,6 @@ from rvrs.core.problem import PRNGKey, PyTree
 from rvrs.guides import AutoSemiRVRS
 from rvrs.guides._numpyro import Arguments
 from rvrs.guides._plate import Plate
-from rvrs.guides._semi_target import State
 
 Stage = Literal["warm-up", "training"]
 
@@ -41,7 +40,7 @@ class SemiTrainState(NamedTuple):
     trainable: dict[str, PyTree]
     """Parameters by the names of their sites, unconstrained."""
     opt_state: PyTree
-    guide_state: State
+    guide_state: dict[str, jax.Array]
     """T of every data point and what comes with it."""
 
 
@@ -203,7 +202,7 @@ def _step(
 ) -> tuple[SemiTrainState, SemiTrainInfo]:
     guide, num_points = trainer.guide, state.guide_state["value"].shape[0]
 
-    def loss(trainable: dict[str, PyTree]) -> tuple[jax.Array, State]:
+    def loss(trainable: dict[str, PyTree]) -> tuple[jax.Array, dict[str, jax.Array]]:
         params = trainer.constrain(trainable)
         now = (rng_key, params, index, state.guide_state, arguments)
         elbo, guide_state = guide.objective(trainer.plate, stage == "training", *now)

@@ -9,7 +9,7 @@ methods are not comparable; :meth:`VAE.importance_bound` is the yardstick for al
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -90,9 +90,14 @@ def _log_likelihood_jvp(
 class _Pixels(dist.Independent):
     """An image of independent binary pixels; NumPyro's own, but for a faster log density."""
 
-    def log_prob(self, value: Array) -> Array:
-        logits: Any = self.base_dist.logits
+    def log_prob(self, value: Any, intermediates: Any = None) -> Array:
+        logits: Any = cast(Any, self.base_dist).logits
         return log_likelihood(*jnp.broadcast_arrays(value, logits))
+
+    def expand(self, batch_shape: tuple[int, ...]) -> "_Pixels":
+        # That of NumPyro, which plates call, makes an ordinary distribution of it.
+        logits = jnp.broadcast_to(cast(Any, self.base_dist).logits, batch_shape + self.event_shape)
+        return _Pixels(dist.Bernoulli(logits=logits), 1)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from rvrs.core import rejection, threshold
 from rvrs.core.objectives import elbo_surrogate
 from rvrs.core.problem import PRNGKey, Problem, Targets, log_weights
 from rvrs.core.randomness import unrolled
-from rvrs.core.rejection import Draws, Tally
+from rvrs.core.rejection import Draws
 from rvrs.core.threshold import ThresholdState
 from rvrs.engine import solve_threshold
 from rvrs.guides import _plate, _replay
@@ -26,15 +26,9 @@ from rvrs.settings import SemiSettings
 # T of a point is first solved from as many proposals as give this many draws; Z is then within a
 # factor of 1.5 of its target, and following it at later visits does the rest.
 _FIRST_DRAWS = 5
-# The common level of all T starts as if it had been followed for so many steps, lest the noise of
-# the first batch moves it.
-_COMMON_MEMORY = 5.0
 
 Parameters = dict[str, Any]
-State = dict[str, Any]
-"""What is known of every data point while training: T (``"value"``, as its distance from the common
-level) and what else :class:`ThresholdState` has of it; that level itself as the T of a target of
-its own (``"common"``); and figures of the latest step."""
+State = dict[str, jax.Array]
 
 
 class LocalStep(NamedTuple):
@@ -123,7 +117,6 @@ class SemiTarget(AutoGuide):
         unseen = threshold.init(jnp.zeros(num_points))
         return {
             **unseen._asdict(),
-            "common": threshold.init(jnp.zeros(1), _COMMON_MEMORY),
             "acceptance": jnp.zeros(()),
             "num_proposals": jnp.int32(0),
             "num_dropped": jnp.int32(0),
@@ -226,7 +219,7 @@ class SemiTarget(AutoGuide):
         latents, _ = self.draw_global(plate, global_key, parameters, arguments)
         program = self.local_program(plate, parameters, latents, arguments)
         problem, targets = self.problem(program, parameters, program.rows(index))
-        return _put(index, state, self._look_up(local_key, problem, targets, state, index))
+        return state | _put(index, state, self._look_up(local_key, problem, targets, state, index))
 
     def draw_exact(
         self, rng_key: PRNGKey, problem: Problem, targets: Targets, t: jax.Array, num_samples: int
@@ -266,7 +259,6 @@ class SemiTarget(AutoGuide):
         """T of the batch's points, solved on the spot where a point is seen for the first time."""
         settings = self.settings
         known = ThresholdState(*[state[name][..., index] for name in ThresholdState._fields])
-        known = known._replace(value=known.value + state["common"].value)
         if settings.threshold is not None or settings.target_acceptance == 1:
             return threshold.init(solve_threshold(known.value[None], settings))
 
@@ -290,36 +282,12 @@ class SemiTarget(AutoGuide):
         followed = engine.follow(followed, tally, settings, block)
         total = jnp.sum(tally.num_proposals, dtype=jnp.int32)
         return _put(index, state, followed) | {
-            "common": self._follow_common(state["common"], tally, block),
             "acceptance": jnp.sum(tally.acceptance) / total.astype(tally.acceptance.dtype),
             "num_proposals": total,
             "num_dropped": state["num_dropped"] + jnp.sum(~draws.complete, dtype=jnp.int32),
         }
 
-    def _follow_common(
-        self, common: ThresholdState, tally: Tally, block_size: int
-    ) -> ThresholdState:
-        """The level of all T after a step.
-
-        A point is visited once in an epoch. What an epoch changes for all of them, as the weights
-        of a decoder do, would leave its own T behind, but every batch tells of it: all of its
-        proposals together are those of one more target.
-        """
-        settings = self.settings
-        if not settings.follows_target or settings.target_acceptance == 1:
-            return common
-        together = jax.tree.map(lambda leaf: jnp.sum(leaf, keepdims=True), tally)
-        return engine.follow(common, together, settings, block_size * len(tally.acceptance))
-
-
-def thresholds(state: State) -> jax.Array:
-    """T of every data point; of those that were never seen, the common level."""
-    return state["value"] + state["common"].value
-
 
 def _put(index: jax.Array, state: State, followed: ThresholdState) -> State:
-    """The state with new rows in its table."""
-    relative = followed._replace(value=followed.value - state["common"].value)
-    return state | {
-        name: state[name].at[..., index].set(new) for name, new in relative._asdict().items()
-    }
+    """The table of thresholds with new rows."""
+    return {name: state[name].at[..., index].set(new) for name, new in followed._asdict().items()}
