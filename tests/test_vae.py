@@ -3,6 +3,7 @@
 The quadrature has the networks and densities written a second time, in NumPy.
 """
 
+import re
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -16,8 +17,8 @@ from numpyro.infer import SVI, Trace_ELBO
 from scipy.special import logsumexp
 
 from rvrs.experiments import vae_steps
-from rvrs.vae import VAE, Layer
-from rvrs.vae_training import METHODS, guided, iwae, standard, uha
+from rvrs.vae import VAE, Layer, log_likelihood
+from rvrs.vae_training import METHODS, guided, iwae, rvrs, standard, uha
 
 TINY = VAE(num_pixels=5, num_latent=2, num_hidden=4)
 IMAGES = np.array([[0, 1, 1, 0, 1], [1, 1, 0, 0, 0], [0, 0, 0, 1, 0]], np.uint8)
@@ -197,6 +198,52 @@ def test_methods_start_from_the_same_networks():
         assert found.keys() >= expected.keys()
         for network in expected:
             jax.tree.map(np.testing.assert_array_equal, found[network], expected[network])
+
+
+def brute_force_likelihood(pixels, logits):
+    pixels, logits = np.asarray(pixels, float), np.asarray(logits, float)
+    return np.sum(pixels * logits - np.logaddexp(0, logits), axis=-1)
+
+
+@pytest.mark.parametrize("num_pixels", [1, 5, 8, 64, 783, 784])
+def test_the_log_likelihood_and_its_gradients_are_those_of_bernoulli_pixels(num_pixels):
+    keys = jax.random.split(jax.random.key(num_pixels))
+    with jax.enable_x64(True):
+        logits = 5 * jax.random.normal(keys[0], (3, num_pixels), float)
+        pixels = jax.random.uniform(keys[1], (3, num_pixels), float)
+        found = log_likelihood(pixels, logits)
+        slopes = jax.grad(lambda *x: log_likelihood(*x).sum(), argnums=(0, 1))(pixels, logits)
+    np.testing.assert_allclose(found, brute_force_likelihood(pixels, logits), rtol=1e-13)
+    np.testing.assert_allclose(slopes[0], logits)
+    sigmoid = 1 / (1 + np.exp(-np.asarray(logits)))
+    np.testing.assert_allclose(slopes[1], np.asarray(pixels) - sigmoid, rtol=1e-12)
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-3, 90.0, 1e6, 1e30])
+def test_the_log_likelihood_does_not_overflow(size):
+    logits = jnp.full((16,), size) * jnp.array([1.0, -1.0] * 8)
+    for pixels in (jnp.zeros(16), jnp.ones(16), (logits > 0).astype(float)):
+        found = log_likelihood(pixels, logits)
+        exact = brute_force_likelihood(pixels, logits)
+        np.testing.assert_allclose(found, exact, rtol=1e-6, atol=1e-6)
+        assert np.all(np.isfinite(jax.grad(log_likelihood, argnums=1)(pixels, logits)))
+
+
+@pytest.mark.parametrize("make", [standard, iwae, uha, rvrs], ids=lambda make: make.__name__)
+def test_every_method_has_one_logarithm_for_several_pixels(make):
+    # NumPyro's own has a log1p for each; what a plate expands must not fall back to it.
+    method = make(TINY)
+    loss = jax.make_jaxpr(method.loss)(jax.random.key(0), method.init(jax.random.key(0)), IMAGES)
+    assert not re.search(rf"\[[0-9,]*\b{TINY.num_pixels}\] = log1p", str(loss))
+
+
+def test_decoded_pixels_expand_as_numpyro_wants_it():
+    pixels = TINY.decode(params()["decoder"], jnp.ones(2))
+    assert (pixels.batch_shape, pixels.event_shape) == ((), (5,))
+    expanded = pixels.expand((3,))
+    assert (expanded.batch_shape, expanded.event_shape) == ((3,), (5,))
+    np.testing.assert_allclose(expanded.log_prob(IMAGES), pixels.log_prob(IMAGES), rtol=1e-6)
+    assert expanded.sample(jax.random.key(0), (4,)).shape == (4, 3, 5)
 
 
 def test_glorot_weights_and_two_hidden_layers():

@@ -6,6 +6,7 @@ Encoder and decoder are multilayer perceptrons in plain JAX, and their weights t
 methods are not comparable; :meth:`VAE.importance_bound` is the yardstick for all.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import pairwise
@@ -94,9 +95,10 @@ class _Pixels(dist.Independent):
         logits: Any = cast(Any, self.base_dist).logits
         return log_likelihood(*jnp.broadcast_arrays(value, logits))
 
-    def expand(self, batch_shape: tuple[int, ...]) -> "_Pixels":
+    def expand(self, batch_shape: Sequence[int]) -> "_Pixels":
         # That of NumPyro, which plates call, makes an ordinary distribution of it.
-        logits = jnp.broadcast_to(cast(Any, self.base_dist).logits, batch_shape + self.event_shape)
+        shape = (*batch_shape, *self.event_shape)
+        logits = jnp.broadcast_to(cast(Any, self.base_dist).logits, shape)
         return _Pixels(dist.Bernoulli(logits=logits), 1)
 
 
