@@ -8,8 +8,6 @@ import hashlib
 import json
 import platform
 import tempfile
-import zipfile
-import zlib
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
@@ -85,23 +83,23 @@ def read(path: str | PathLike[str]) -> Checkpoint:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}; check the path.")
     try:
-        # Opened here, since NumPy leaves a file open that it finds to be damaged.
-        with path.open("rb") as raw, zipfile.ZipFile(raw) as container:
-            names = container.namelist()
-            if f"{_HEADER}.npy" not in names:
-                raise _not_ours(path)
-            arrays = {name.removesuffix(".npy"): _member(container, name) for name in names}
-        header = json.loads(arrays.pop(_HEADER).tobytes())
-        if not isinstance(header, dict) or header.get("format") != _FORMAT:
-            raise _not_ours(path)
-    except _NotOursError:
-        raise
-    except _UNREADABLE as error:
+        arrays = files.read_arrays(path)
+    except files.DamagedError as error:
         raise _damaged(path) from error
+    if _HEADER not in arrays:
+        raise _not_ours(path)
+    try:
+        header = json.loads(arrays.pop(_HEADER).tobytes())
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path) from error
+    if not isinstance(header, dict) or header.get("format") != _FORMAT:
+        raise _not_ours(path)
     if header.get("version") != _VERSION:
+        versions = header.get("versions")
+        wrote = versions.get("rvrs", "") if isinstance(versions, dict) else ""
         raise ValueError(
             f"{path} has version {header.get('version')!r} of the format, this is version "
-            f"{_VERSION}; use the rvrs {header.get('versions', {}).get('rvrs', '')} that wrote it."
+            f"{_VERSION}; use the rvrs {wrote} that wrote it."
         )
     digest = header.pop("digest", None)
     if digest != _digest(header, arrays):
@@ -109,24 +107,8 @@ def read(path: str | PathLike[str]) -> Checkpoint:
     return Checkpoint(header, arrays)
 
 
-def _member(container: zipfile.ZipFile, name: str) -> np.ndarray:
-    with container.open(name) as member:
-        return np.lib.format.read_array(member, allow_pickle=False)
-
-
-class _NotOursError(ValueError):
-    """A sound file of something else."""
-
-
-# Whatever reading a container, an array or JSON raises when bytes are wrong.
-_UNREADABLE = (
-    *(OSError, EOFError, KeyError, TypeError, ValueError, NotImplementedError, RuntimeError),
-    *(MemoryError, OverflowError, SyntaxError, zipfile.BadZipFile, zlib.error),
-)
-
-
 def _not_ours(path: Path) -> ValueError:
-    return _NotOursError(f"{path} is not a file of rvrs; pass what Fit.save or checkpoint= wrote.")
+    return ValueError(f"{path} is not a file of rvrs; pass what Fit.save or checkpoint= wrote.")
 
 
 def _damaged(path: Path) -> ValueError:

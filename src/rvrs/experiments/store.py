@@ -11,8 +11,6 @@ import math
 import os
 import platform
 import re
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -153,10 +151,8 @@ class Store:
         if not path.is_file() or not self.has(unit) or self.read(unit).result.failure is not None:
             return None
         try:
-            # Opened here, since NumPy leaves a file open that it finds to be damaged.
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                return {name: arrays[name] for name in arrays.files}
-        except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error):
+            return files.read_arrays(path)
+        except files.DamagedError:
             raise _unusable(path, "is truncated or damaged") from None
 
     def check(self, experiment: Experiment, preset: str, settings: Mapping[str, Any]) -> None:
