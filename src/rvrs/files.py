@@ -82,7 +82,7 @@ def _read_member(container: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndar
         version = np.lib.format.read_magic(file)
         shape, _, dtype = _HEADER_READERS[version](file)
         # Objects would be unpickled; types without a size would make any shape possible.
-        if dtype.kind not in "biufc" or min(shape, default=0) < 0:
+        if dtype.kind not in "biufc":
             raise DamagedError(f"{member.filename} has elements of the type {dtype}.")
         if math.prod(shape) * dtype.itemsize != member.file_size - file.tell():
             raise DamagedError(f"{member.filename} has not the size of an array of shape {shape}.")
