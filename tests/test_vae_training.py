@@ -1,11 +1,15 @@
 """Training of a tiny autoencoder, and RVRS of it against quadrature."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from rvrs import vae_training
+from rvrs.guides import _semi_posterior
+from rvrs.vae import VAE
 from rvrs.vae_training import METHODS, rvrs_guide, train
 from tests.test_vae import IMAGES, TINY, network, params
 
@@ -232,3 +236,21 @@ def test_wrong_arguments_of_training_are_refused_by_name(name, options):
 
 def test_the_papers_number_of_proposals_is_the_default():
     assert vae_training.rvrs_guide(TINY, 0.05).settings.num_proposals == 40
+
+
+def test_the_memory_of_an_evaluation_does_not_grow_with_the_proposals():
+    # Images are no small matter: at Z = 0.025, T of 256 of them comes from four million proposals.
+    vae = VAE(num_latent=2, num_hidden=4)
+    images = np.zeros((256, vae.num_pixels), np.uint8)
+    params, arguments = vae.init(jax.random.key(0)), ((images,), {})
+
+    def megabytes(target_acceptance):
+        guide = rvrs_guide(vae, target_acceptance, sampler="exact")
+        function = partial(_semi_posterior.evaluate, guide, guide.plate_of(arguments), 1, 100)
+        program = jax.jit(function).lower(jax.random.key(1), params, np.arange(256), arguments)
+        return program.compile().memory_analysis().temp_size_in_bytes / 1e6
+
+    few, many = megabytes(0.5), megabytes(0.025)
+    assert many < 500
+    # What does grow is a log weight for each.
+    assert many - few < 3 * 256 * 16_000 * 4 / 1e6

@@ -54,7 +54,7 @@ def calibration_weights(
     num_draws: int = _CALIBRATION_DRAWS,
 ) -> jax.Array:
     """Log weights ``(n, B)`` of fresh proposals, enough of them to solve for T."""
-    return _fresh_weights(rng_key, problem, targets, _num_calibration(settings, num_draws))
+    return fresh_weights(rng_key, problem, targets, _num_calibration(settings, num_draws))
 
 
 def evaluation_weights(
@@ -62,15 +62,18 @@ def evaluation_weights(
 ) -> jax.Array:
     """Log weights ``(n, B)`` of fresh proposals for :func:`evaluate_weights`."""
     wanted = math.ceil(num_draws / settings.target_acceptance)
-    return _fresh_weights(rng_key, problem, targets, wanted + _num_calibration(settings))
+    return fresh_weights(rng_key, problem, targets, wanted + _num_calibration(settings))
 
 
 def _num_calibration(settings: Settings, num_draws: int = _CALIBRATION_DRAWS) -> int:
     return math.ceil(min(num_draws / settings.target_acceptance, _MOST_CALIBRATION_PROPOSALS))
 
 
-def _fresh_weights(rng_key: PRNGKey, problem: Problem, targets: Targets, wanted: int) -> jax.Array:
-    per_chunk = max(1, _CHUNK // targets.num_targets)
+def fresh_weights(
+    rng_key: PRNGKey, problem: Problem, targets: Targets, wanted: int, at_once: int = _CHUNK
+) -> jax.Array:
+    """Log weights ``(wanted, B)`` of proposals, of which ``at_once`` are in memory at a time."""
+    per_chunk = min(wanted, max(1, at_once // targets.num_targets))
 
     def chunk(key: PRNGKey) -> jax.Array:
         noise = problem.sample_noise(key, (per_chunk, targets.num_targets))

@@ -21,8 +21,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from rvrs.core import evidence
-from rvrs.core.problem import PRNGKey, log_weights
-from rvrs.engine import solve_threshold
+from rvrs.core.problem import PRNGKey
+from rvrs.engine import fresh_weights, solve_threshold
 from rvrs.guides import _plate
 from rvrs.guides._numpyro import Arguments
 from rvrs.guides._plate import Plate
@@ -100,8 +100,7 @@ def calibrate(
             latents, _ = target.draw_global(plate, global_key, parameters, arguments)
             program = target.local_program(plate, parameters, latents, arguments)
             problem, targets = target.problem(program, parameters, program.rows(index, position))
-            noise = problem.sample_noise(local_key, (per_global, targets.num_targets))
-            return log_weights(problem, targets, noise)
+            return fresh_weights(local_key, problem, targets, per_global, at_once=_PROPOSALS)
 
         lw = lax.map(weights, jnp.arange(num_globals))
         return solve_threshold(lw.reshape(-1, lw.shape[-1]), settings)
