@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import rvrs.bench
-from rvrs import cli, fit_command, fitting
+from rvrs import cli, fit_command, fitting, storage
 from rvrs.experiments import breast_cancer, funnel, report
 
 MODEL = """
@@ -146,18 +146,58 @@ def test_options_of_fit_arrive(run, files, monkeypatch):
     assert options["target_acceptance"] == 0.5
     assert options["proposal"] == "low_rank"
     assert options["num_steps"] == 7
-    assert options["checkpoint"].name == "fit.npz"
+    assert options["checkpoint"].name == "fit.checkpoint.npz"
     assert options["resume"] is None
 
 
-def test_resume_goes_on_with_the_stored_fit(run, files, monkeypatch, tmp_path):
-    stored = tmp_path / "out" / "fit.npz"
-    stored.parent.mkdir()
-    stored.touch()
+def store_unfinished(path, seed=0):
+    """A file with the key of a fit, and nothing else."""
+    path.parent.mkdir(exist_ok=True)
+    key = jax.random.split(jax.random.key(seed), 4)[-1]
+    storage.write(path, storage.Checkpoint({}, {"keys[0]": np.asarray(jax.random.key_data(key))}))
+
+
+def test_resume_goes_on_with_the_checkpoint_and_else_with_the_stored_fit(
+    run, files, monkeypatch, tmp_path
+):
     calls = fake_fit(monkeypatch, KeyboardInterrupt())
+    store_unfinished(tmp_path / "out" / "fit.npz")
+    assert run("fit", *files, "--resume") == "rvrs fit: interrupted."
+    store_unfinished(tmp_path / "out" / "fit.checkpoint.npz")
+    assert run("fit", *files, "--resume") == "rvrs fit: interrupted; go on with --resume."
+    resumed = [options["resume"].name for _, options in calls]
+    assert resumed == ["fit.npz", "fit.checkpoint.npz"]
+
+
+def test_a_fit_is_not_resumed_with_another_seed(run, files, monkeypatch, tmp_path):
+    fake_fit(monkeypatch, AssertionError("a fit was started"))
+    path = tmp_path / "out" / "fit.checkpoint.npz"
+    store_unfinished(path, seed=3)
+    assert run("fit", *files, "--resume", "--seed", "4") == (
+        f"rvrs fit: {path} was made with another seed than 4; pass the --seed of that fit."
+    )
+
+
+def test_a_new_fit_leaves_no_checkpoint_of_another_to_be_resumed(run, files, monkeypatch, tmp_path):
+    fake_fit(monkeypatch, KeyboardInterrupt())
+    store_unfinished(tmp_path / "out" / "fit.checkpoint.npz")
+    assert run("fit", *files) == "rvrs fit: interrupted."
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_damaged_checkpoint_is_named(run, files, tmp_path):
+    path = tmp_path / "out" / "fit.checkpoint.npz"
+    store_unfinished(path)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert str(run("fit", *files, "--resume")).startswith(f"rvrs fit: {path} is truncated, damaged")
+
+
+def test_what_does_not_fit_in_a_checkpoint_is_told_with_its_name(run, files, monkeypatch, tmp_path):
+    fake_fit(monkeypatch, storage.CheckpointError("the file's x does not fit."))
+    path = tmp_path / "out" / "fit.checkpoint.npz"
+    store_unfinished(path)
     message = run("fit", *files, "--resume")
-    assert message == "rvrs fit: interrupted; go on with --resume."
-    assert calls[0][1]["resume"] == stored
+    assert message == f"rvrs fit: the file's x does not fit. The file is {path}."
 
 
 @pytest.mark.slow
@@ -189,8 +229,10 @@ def test_an_interrupted_fit_is_resumed_to_the_same_result(
 @pytest.mark.usefixtures("no_fits")
 def test_nothing_to_resume_is_said_before_any_fit(run, files, tmp_path):
     message = run("fit", *files, "--resume")
-    stored = tmp_path / "out" / "fit.npz"
-    assert message == f"rvrs fit: there is nothing to resume: no {stored}; leave out --resume."
+    assert message == (
+        "rvrs fit: there is nothing to resume: no fit.checkpoint.npz or fit.npz in "
+        f"{tmp_path / 'out'}; leave out --resume."
+    )
 
 
 @pytest.mark.usefixtures("no_fits")
@@ -323,6 +365,14 @@ def test_the_table_of_the_demo_fits_into_80_columns(run, tmp_path, monkeypatch, 
     printed = capsys.readouterr().out
     assert "-12.345" in printed
     assert "…" not in printed  # which stands for what was cut off
+
+
+def test_an_interrupted_demo_says_so(run, monkeypatch, tmp_path):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(breast_cancer, "reference", interrupt)
+    assert run("demo", "--out", str(tmp_path)) == "rvrs demo: interrupted."
 
 
 def test_demo_without_scikit_learn_says_how_to_get_it(run, tmp_path, monkeypatch):

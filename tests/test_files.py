@@ -1,4 +1,8 @@
+import errno
 import io
+import os
+import platform
+import re
 import tracemalloc
 import zipfile
 
@@ -28,6 +32,102 @@ def test_the_old_file_stays_where_writing_fails(tmp_path):
         files.write(path, fill)
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_error_names_the_file_that_was_to_be_written(tmp_path):
+    def fill(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match=re.escape(f"device: '{tmp_path / 'x'}'")):
+        files.write(tmp_path / "x", fill)
+    with pytest.raises(FileNotFoundError, match=re.escape(f"directory: '{tmp_path / 'no' / 'x'}'")):
+        files.write_text(tmp_path / "no" / "x", "")
+
+
+def test_several_files_are_replaced_when_all_are_there(tmp_path):
+    files.write_text(tmp_path / "a", "old a")
+    files.write_text(tmp_path / "other", "other")
+    with files.together(tmp_path) as folder:
+        files.write_text(folder / "a", "new a")
+        (folder / "b").write_text("new b")
+        assert (tmp_path / "a").read_text() == "old a"
+        assert not (tmp_path / "b").exists()
+    contents = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert contents == {"a": "new a", "b": "new b", "other": "other"}
+
+
+def test_none_of_several_files_is_replaced_where_one_fails(tmp_path):
+    files.write_text(tmp_path / "a", "old a")
+
+    def write():
+        with files.together(tmp_path) as folder:
+            files.write_text(folder / "a", "new a")
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match=re.escape(f"device: '{tmp_path}'")):
+        write()
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a").read_text() == "old a"
+
+
+def test_a_folder_can_be_held_once(tmp_path):
+    with files.locked(tmp_path):
+        with pytest.raises(files.LockedError) as error, files.locked(tmp_path):
+            pass
+        with files.locked(tmp_path.parent):
+            pass
+    assert str(error.value) == (
+        f"{tmp_path} is in use: process {os.getpid()} on {platform.node()} writes its results "
+        "there; wait until it has ended, or choose another folder."
+    )
+    with files.locked(tmp_path):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_lock_that_is_deleted_while_it_is_opened_locks_nobody_out(tmp_path, monkeypatch):
+    opened, holder = os.open, files.locked(tmp_path)
+    holder.__enter__()
+
+    def ended_meanwhile(*arguments):
+        handle = opened(*arguments)
+        monkeypatch.setattr(os, "open", opened)
+        holder.__exit__(None, None, None)
+        return handle
+
+    monkeypatch.setattr(os, "open", ended_meanwhile)
+    with files.locked(tmp_path), pytest.raises(files.LockedError), files.locked(tmp_path):
+        pass
+
+
+def test_what_killed_processes_have_left_is_removed_and_nothing_else(tmp_path):
+    left = [".fit.npz.abcdefgh.part", ".rvrs-abcdefgh.part", "one/two/.seed-0.json.x.part"]
+    kept = [".other.npz.abcdefgh.part", "fit.npz", "fit.npz.part", "one/.seed-0.json.x.part"]
+    for name in left + kept:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / left[1]).unlink()
+    (tmp_path / left[1]).mkdir()
+    (tmp_path / left[1] / "fit.png").touch()
+    with files.locked(tmp_path, "fit.npz", "*/*/seed-*"):
+        found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == {*kept, ".rvrs.lock"}
+
+
+@pytest.mark.parametrize("reason", ["no fcntl", "no locks"])
+def test_where_there_are_no_locks_nothing_is_held_and_nothing_removed(
+    tmp_path, monkeypatch, reason
+):
+    def refuse(*_):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    if reason == "no fcntl":
+        monkeypatch.setattr(files, "fcntl", None)
+    else:
+        monkeypatch.setattr(files.fcntl, "flock", refuse)
+    (tmp_path / ".x.part").touch()
+    with files.locked(tmp_path, "x"), files.locked(tmp_path, "x"):
+        assert (tmp_path / ".x.part").exists()
 
 
 def test_arrays_of_any_name_come_back(tmp_path):

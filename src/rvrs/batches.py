@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from rvrs.core.arguments import shown
+
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -40,15 +42,20 @@ class Batches(NamedTuple):
         used = order[: self.per_epoch * self.batch_size]
         return used.reshape(self.per_epoch, self.batch_size).astype(np.int32)
 
-    def check_index(self, name: str, index: np.ndarray) -> None:
-        """Refuse indices of points that there are not."""
+    def check_index(self, name: str, indices: Any) -> np.ndarray:
+        """Indices of data points, by default of all; refused where there are no such points."""
+        try:
+            index = np.arange(self.num_points) if indices is None else np.asarray(indices)
+        except ValueError:  # lists of different lengths
+            index = np.zeros((0, 0))
         if index.ndim != 1 or not np.issubdtype(index.dtype, np.integer) or not index.size:
-            raise ValueError(f"{name} must be a list of whole numbers, got {index!r}.")
+            raise ValueError(f"{name} must be a list of whole numbers, got {shown(indices)}.")
         if index.min() < 0 or index.max() >= self.num_points:
             raise ValueError(
                 f"{name} must be from 0 to {self.num_points - 1}, got {index.min()} to "
                 f"{index.max()}."
             )
+        return index.astype(np.int32)
 
     def take(self, index: np.ndarray) -> Arguments:
         """The arguments with the rows at ``index``, of any shape, in place of all rows."""

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from rvrs import terminal
+from rvrs import files, terminal
 
 if TYPE_CHECKING:
     import typer
@@ -98,7 +98,8 @@ def _application() -> "typer.Typer":
         A parameter of the model that is named like a column gets that column as an array. A
         parameter called data gets a dict of all columns. Other parameters keep their defaults.
 
-        Writes fit.npz (for rvrs.load), summary.txt, posterior.npz (draws by site) and fit.png.
+        Writes fit.npz (for rvrs.load), summary.txt, posterior.npz (draws by site) and fit.png, all
+        at the end. Until then fit.checkpoint.npz has what --resume goes on with.
         """
         from rvrs import fit_command
 
@@ -182,11 +183,7 @@ def _application() -> "typer.Typer":
         """
         from rvrs import demo as demonstrations
 
-        terminal.check_writable("rvrs demo", out)
-        if example == "funnel":
-            demonstrations.run_funnel(out, seed, steps)
-        else:
-            demonstrations.run_breast_cancer(out, seed, steps)
+        demonstrations.run(example, out, seed, steps)
 
     @application.command()
     def bench(
@@ -291,8 +288,10 @@ def _report(folder: Path, out: Path | None) -> None:
 
     try:
         page = report.write(folder, page=out)
-    except (ValueError, OSError) as error:
+    except (ValueError, files.LockedError) as error:
         sys.exit(f"rvrs report: {error}")
+    except OSError as error:
+        sys.exit(f"rvrs report: {terminal.explain(error)}.")
     except KeyboardInterrupt:
         sys.exit("rvrs report: interrupted.")
     terminal.say(Console(), f"Report: {page}")

@@ -34,15 +34,19 @@ class Sites(NamedTuple):
 
 def run(options: Options, show_traceback: bool) -> None:
     """Try all methods, print a table and write it; leave with code 1 if none of them works."""
-    from rich.console import Console
-
     names = list(dict.fromkeys(options.methods))
     try:
         for name in names:
             comparison_report.check(name)
     except ValueError as error:
         sys.exit(f"rvrs compare: {error}")
-    terminal.check_writable("rvrs compare", options.out)
+    with terminal.results_in("rvrs compare", options.out):
+        _run(options, names, show_traceback)
+
+
+def _run(options: Options, names: Sequence[str], show_traceback: bool) -> None:
+    from rich.console import Console
+
     model, arguments = fit_command.load(
         "rvrs compare", options.model_file, options.data, options.model, show_traceback
     )
@@ -67,9 +71,10 @@ def run(options: Options, show_traceback: bool) -> None:
     for line in findings:
         terminal.say(console, line)
     content = json.dumps(comparison_report.as_json(options, outcomes), indent=2, allow_nan=False)
-    files.write_text(options.out / "comparison.json", f"{content}\n")
-    page = comparison_report.as_markdown(options, outcomes, findings)
-    files.write_text(options.out / "comparison.md", page)
+    with files.together(options.out) as folder:
+        files.write_text(folder / "comparison.json", f"{content}\n")
+        page = comparison_report.as_markdown(options, outcomes, findings)
+        files.write_text(folder / "comparison.md", page)
     terminal.say(console, f"Results in {options.out}: comparison.json, comparison.md")
     if all(outcome.trained is None for outcome in outcomes):
         sys.exit("rvrs compare: no method has worked.")

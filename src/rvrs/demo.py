@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rvrs import terminal
+from rvrs import files, terminal
 
 if TYPE_CHECKING:
     import jax
@@ -12,6 +12,17 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from rvrs.experiments import breast_cancer, funnel
+
+_MARGINALS, _FUNNEL = "breast-cancer.png", "funnel.png"
+
+
+def run(example: str, out: Path, seed: int, steps: int | None) -> None:
+    """Show an example, and leave with one line if that fails."""
+    try:
+        with terminal.results_in("rvrs demo", out):
+            (run_funnel if example == "funnel" else run_breast_cancer)(out, seed, steps)
+    except KeyboardInterrupt:
+        sys.exit("rvrs demo: interrupted.")
 
 
 def run_breast_cancer(out: Path, seed: int, steps: int | None) -> None:
@@ -49,9 +60,9 @@ def run_breast_cancer(out: Path, seed: int, steps: int | None) -> None:
         for warning in found.fit.warnings:
             # What is wrong; what to do about it is the table's message.
             terminal.say(console, f"rvrs.fit warns of {found.name}: {warning.split(':')[0]}.")
-    path = out / "breast-cancer.png"
-    breast_cancer.plot(fits, reference, dataset, path)
-    terminal.say(console, f"Marginals: {path}")
+    with files.together(out) as folder:
+        breast_cancer.plot(fits, reference, dataset, folder / _MARGINALS)
+    terminal.say(console, f"Marginals: {out / _MARGINALS}")
 
 
 def _comparison_table(
@@ -109,9 +120,9 @@ def run_funnel(out: Path, seed: int, steps: int | None) -> None:
     num_steps = funnel.NUM_STEPS if steps is None else steps
     fits = _fit_funnels(console, jax.random.key(seed), num_steps)
     console.print(_funnel_table(fits))
-    path = out / "funnel.png"
-    funnel.plot(fits, path)
-    terminal.say(console, f"Figure 1: {path}")
+    with files.together(out) as folder:
+        funnel.plot(fits, folder / _FUNNEL)
+    terminal.say(console, f"Figure 1: {out / _FUNNEL}")
 
 
 def _fit_funnels(console: "Console", rng_key: "jax.Array", num_steps: int) -> list["funnel.Fit"]:

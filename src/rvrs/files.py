@@ -1,34 +1,153 @@
-"""Files that are whole at any time: a reader finds the old one or the new one, never a part."""
+"""Files that are whole at any time: a reader finds the old one or the new one, never a part.
+
+Folders can be held (:func:`locked`), so that two processes do not write the same results.
+"""
 
 import math
 import os
+import platform
+import shutil
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+try:
+    import fcntl
+except ImportError:
+    # Windows. There nothing keeps two processes from the same folder: every file is still whole at
+    # any time, but they may come from either.
+    fcntl: Any = None
+
+_LOCK = ".rvrs.lock"
+# Hidden, as nobody is to take what is under way for a result.
+_TEMPORARY = ".part"
+_TEMPORARY_FOLDER = ".rvrs-"
+
 
 def write(path: Path, fill: Callable[[BinaryIO], Any]) -> None:
     """Replace a file by what ``fill`` writes; if it fails, the old file stays."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    temporary = Path(name)
+    with _naming(path):
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_TEMPORARY)
+        temporary = Path(name)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                fill(file)
+                file.flush()
+                os.fsync(file.fileno())
+            # Temporary files are private; a result is as readable as the user's other files.
+            mask = os.umask(0)
+            os.umask(mask)
+            temporary.chmod(0o666 & ~mask)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def together(folder: Path) -> Iterator[Path]:
+    """A hidden folder for new files, which replace those of the same names in ``folder``.
+
+    They do so at the end, when all are written. If anything fails before, all old files stay.
+    """
+    with (
+        _naming(folder),
+        tempfile.TemporaryDirectory(
+            dir=folder, prefix=_TEMPORARY_FOLDER, suffix=_TEMPORARY
+        ) as temporary,
+    ):
+        yield Path(temporary)
+        made = sorted(Path(temporary).iterdir())
+        for path in made:
+            with path.open("rb+") as file:
+                os.fsync(file.fileno())
+        for path in made:
+            path.replace(folder / path.name)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Errors of the system name what was to be written, not a temporary file."""
     try:
-        with os.fdopen(handle, "wb") as file:
-            fill(file)
-            file.flush()
-            os.fsync(file.fileno())
-        # Temporary files are private; a result is as readable as the user's other files.
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        if error.errno is not None:
+            error.filename, error.filename2 = str(path), None
         raise
+
+
+class LockedError(RuntimeError):
+    """Another process writes to the folder."""
+
+
+@contextmanager
+def locked(folder: Path, *names: str) -> Iterator[None]:
+    """Hold a folder: no other process can, until the end of this one, however it ends.
+
+    Then nobody else is writing there, so what killed processes have left of :func:`together`, and
+    of :func:`write` to files with these names (relative, may have wildcards), is removed.
+
+    Raises
+    ------
+    LockedError
+        If another process holds the folder. Nobody waits for it.
+    """
+    path = folder / _LOCK
+    with _naming(folder):
+        handle = None if fcntl is None else _hold(path)
+    if handle is None:
+        yield
+        return
+    try:
+        with _naming(folder):
+            os.truncate(handle, 0)
+            os.write(handle, f"process {os.getpid()} on {platform.node()}".encode())
+            _remove_left_over(folder, names)
+        yield
+    finally:
+        # While it is still held. Whoever has opened it by now finds out, see below.
+        with suppress(OSError):
+            path.unlink()
+        os.close(handle)
+
+
+def _hold(path: Path) -> int | None:
+    """The lock file, open and locked; None if its file system has no locks."""
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Who held it before may have deleted it since it was opened: then it locks nobody out.
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(handle), path.stat()):
+                    return handle
+        except BlockingIOError:
+            holder = os.pread(handle, 1000, 0).decode(errors="replace") or "another process"
+            os.close(handle)
+            raise LockedError(
+                f"{path.parent} is in use: {holder} writes its results there; wait until it has "
+                "ended, or choose another folder."
+            ) from None
+        except OSError:
+            # As on some network file systems; better no lock than no results.
+            os.close(handle)
+            path.unlink(missing_ok=True)
+            return None
+        os.close(handle)
+
+
+def _remove_left_over(folder: Path, names: tuple[str, ...]) -> None:
+    for path in folder.glob(f"{_TEMPORARY_FOLDER}*{_TEMPORARY}"):
+        shutil.rmtree(path)
+    for name in map(Path, names):
+        for path in folder.glob(str(name.with_name(f".{name.name}.*{_TEMPORARY}"))):
+            path.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rvrs import result
     from rvrs.model_file import ModelArguments
 
+RESULT, CHECKPOINT = "fit.npz", "fit.checkpoint.npz"
 # As many as Fit.summary takes, so that one compiled program serves both.
 _DRAWS_AT_ONCE = 10_000
 
@@ -38,15 +39,22 @@ class Options(NamedTuple):
 
 
 def run(options: Options, show_traceback: bool) -> None:
-    """Fit and write the results; everything that can be checked is checked before the long work."""
-    terminal.check_writable("rvrs fit", options.out)
-    stored = options.out / "fit.npz"
-    if options.resume and not stored.is_file():
-        sys.exit(f"rvrs fit: there is nothing to resume: no {stored}; leave out --resume.")
+    """Fit and write the results; everything that can be checked is checked before the long work.
+
+    Results of an earlier fit stay until all of the new ones are there. What a fit has so far is in
+    a checkpoint, which is deleted last: where there is one, there is something to go on with.
+    """
+    with terminal.results_in("rvrs fit", options.out, CHECKPOINT):
+        _run(options, show_traceback)
+
+
+def _run(options: Options, show_traceback: bool) -> None:
+    checkpoint = options.out / CHECKPOINT
+    resumed = _resumed(options) if options.resume else None
 
     from rich.console import Console
 
-    from rvrs import model_file
+    from rvrs import model_file, storage
 
     console = Console()
     model, arguments = load(
@@ -55,21 +63,39 @@ def run(options: Options, show_traceback: bool) -> None:
     terminal.say(console, describe_call(options.model_file, options.model, arguments))
     try:
         with collected_warnings() as messages:
-            fit = _run_fit(console, options, model, arguments, stored)
-            fit.save(stored)
+            if resumed is None:
+                # That of another fit; --resume is not to take it for one of this fit.
+                checkpoint.unlink(missing_ok=True)
+            else:
+                _check_seed(resumed, options.seed)
+            fit = _run_fit(console, options, model, arguments, checkpoint, resumed)
             summary = fit.summary()
             draws = _posterior_draws(fit, options.seed, options.draws)
             figure = fit.plot()
+            with files.together(options.out) as folder:
+                fit.save(folder / RESULT)
+                files.write_text(folder / "summary.txt", f"{summary}\n")
+                files.write_arrays(folder / "posterior.npz", draws)
+                figure.savefig(folder / "fit.png", dpi=150)
+            checkpoint.unlink(missing_ok=True)
     except KeyboardInterrupt:
-        advice = "; go on with --resume" if stored.is_file() else ""
+        advice = "; go on with --resume" if checkpoint.is_file() else ""
         sys.exit(f"rvrs fit: interrupted{advice}.")
     except Exception as error:
         if show_traceback:
             traceback.print_exc()
             sys.exit("rvrs fit: failed, see above.")
-        if isinstance(error, ValueError) and not model_file.line_of(error, options.model_file):
+        own = not model_file.line_of(error, options.model_file)
+        if own and isinstance(error, storage.CheckpointError):
+            # Not all of them name the file.
+            place = "" if str(resumed) in str(error) else f" The file is {resumed}."
+            sys.exit(f"rvrs fit: {error}{place}")
+        if own and isinstance(error, ValueError):
             # Of rvrs itself, which says what to do.
             sys.exit(f"rvrs fit: {error}")
+        if own and isinstance(error, OSError):
+            advice = "; then go on with --resume" if checkpoint.is_file() else ""
+            sys.exit(f"rvrs fit: {terminal.explain(error)}{advice}.")
         sys.exit(
             f"rvrs fit: {model_file.describe(error, options.model_file)}; --traceback shows where."
         )
@@ -78,11 +104,35 @@ def run(options: Options, show_traceback: bool) -> None:
     for message in messages:
         if message not in fit.warnings:
             terminal.say(console, f"WARNING: {message}")
-    files.write_text(options.out / "summary.txt", f"{summary}\n")
-    files.write_arrays(options.out / "posterior.npz", draws)
-    figure.savefig(options.out / "fit.png", dpi=150)
     names = "fit.npz, summary.txt, posterior.npz, fit.png"
     terminal.say(console, f"Results in {options.out}: {names}")
+
+
+def _resumed(options: Options) -> Path:
+    """The file to go on with: of a finished fit, other results may be missing."""
+    for name in (CHECKPOINT, RESULT):
+        if (options.out / name).is_file():
+            return options.out / name
+    sys.exit(
+        f"rvrs fit: there is nothing to resume: no {CHECKPOINT} or {RESULT} in {options.out}; "
+        "leave out --resume."
+    )
+
+
+def _check_seed(resumed: Path, seed: int) -> None:
+    """Refuse another seed: the fit would go on with its own, and the draws be of the other."""
+    import jax
+    import numpy as np
+
+    from rvrs import storage
+
+    # The last of the keys that a run derives from its own is stored.
+    expected = jax.random.key_data(jax.random.split(jax.random.key(seed), 4)[-1])
+    found = storage.read(resumed).arrays.get("keys[0]")
+    if found is not None and not np.array_equal(found, expected):
+        raise ValueError(
+            f"{resumed} was made with another seed than {seed}; pass the --seed of that fit."
+        )
 
 
 def load(
@@ -116,7 +166,8 @@ def _run_fit(
     options: Options,
     model: Callable[..., Any],
     arguments: "ModelArguments",
-    stored: Path,
+    checkpoint: Path,
+    resumed: Path | None,
 ) -> "result.Fit":
     import jax
 
@@ -135,8 +186,8 @@ def _run_fit(
             num_steps=num_steps,
             progress=False,
             callback=terminal.reporter(progress, task, num_steps),
-            checkpoint=stored,
-            resume=stored if options.resume else None,
+            checkpoint=checkpoint,
+            resume=resumed,
         )
 
 

@@ -17,7 +17,7 @@ from rvrs import diagnostics, semi_fitting, storage
 from rvrs import run as running
 from rvrs.core import arguments as checks
 from rvrs.core.problem import PRNGKey
-from rvrs.guides import AutoRVRS, AutoSemiRVRS
+from rvrs.guides import AutoRVRS, AutoSemiRVRS, _numpyro
 from rvrs.guides._numpyro import Arguments
 from rvrs.proposals import Proposal
 from rvrs.result import Fit
@@ -126,7 +126,13 @@ def fit(
     """
     began = time.perf_counter()
     arguments = (model_args, _checked_kwargs(model_kwargs))
-    _check(rng_key, model, num_steps, num_evaluation_draws, progress, callback)
+    checks.check_key("rng_key", rng_key)
+    checks.check_callable("model", model, _A_MODEL)
+    _numpyro.check_signature(model, arguments, "model cannot be called with model_args")
+    checks.check_target_acceptance(target_acceptance, epsilon=0)
+    checks.check_count("num_steps", num_steps)
+    checks.check_count("num_evaluation_draws", num_evaluation_draws)
+    checks.check_reporting(progress, callback, checkpoint, resume)
     if guide is not None:
         _check_guide(guide, model, proposal, target_acceptance)
     if isinstance(guide, AutoSemiRVRS):
@@ -193,6 +199,9 @@ def load(
         Needed where the fit was made with a guide or a proposal of your own: one built alike.
     """
     arguments = (model_args, _checked_kwargs(model_kwargs))
+    checks.check_file("path", path)
+    checks.check_callable("model", model, _A_MODEL)
+    _numpyro.check_signature(model, arguments, "model cannot be called with model_args")
     stored = storage.read(path)
     header = stored.header
     if "figures" not in header:
@@ -225,33 +234,18 @@ def load(
 
 
 _WORDS = ("diagonal", "mvn", "low_rank")
+_A_MODEL = "a NumPyro model (a function)"
 
 
 def _checked_kwargs(model_kwargs: dict[str, Any] | None) -> dict[str, Any]:
-    if model_kwargs is not None and not isinstance(model_kwargs, dict):
+    if model_kwargs is None:
+        return {}
+    if not isinstance(model_kwargs, dict) or not all(isinstance(n, str) for n in model_kwargs):
         raise ValueError(
-            f"model_kwargs must be a dict of the model's keyword arguments, got {model_kwargs!r}."
+            "model_kwargs must be a dict of the model's keyword arguments, got "
+            f"{checks.shown(model_kwargs)}."
         )
-    return {} if model_kwargs is None else model_kwargs
-
-
-def _check(
-    rng_key: Any,
-    model: Any,
-    num_steps: Any,
-    num_evaluation_draws: Any,
-    progress: Any,
-    callback: Any,
-) -> None:
-    checks.check_key("rng_key", rng_key)
-    if not callable(model):
-        raise ValueError(f"model must be a NumPyro model (a function), got {model!r}.")
-    checks.check_count("num_steps", num_steps)
-    checks.check_count("num_evaluation_draws", num_evaluation_draws)
-    if not isinstance(progress, bool):
-        raise ValueError(f"progress must be True or False, got {progress!r}.")
-    if callback is not None and not callable(callback):
-        raise ValueError(f"callback must be a function or None, got {callback!r}.")
+    return model_kwargs
 
 
 def _check_guide(guide: Any, model: Any, proposal: Any, target_acceptance: Any) -> None:

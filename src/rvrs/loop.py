@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from rvrs.core.arguments import check_count
+from rvrs.core import arguments
 from rvrs.core.evidence import Evidence
 from rvrs.core.problem import PRNGKey, PyTree
 
@@ -44,8 +44,14 @@ def run(
     the number of steps, and the result does not depend on ``chunk_size``. After each chunk
     ``callback(steps_done, state, infos_of_chunk)`` may report progress.
     """
-    check_count("num_steps", num_steps)
-    check_count("chunk_size", chunk_size)
+    arguments.check_key("rng_key", rng_key)
+    arguments.check_callable(
+        "algorithm.step", getattr(algorithm, "step", None), "that of rvrs.vi.as_top_level_api(...)"
+    )
+    arguments.check_count("num_steps", num_steps)
+    arguments.check_count("chunk_size", chunk_size)
+    if callback is not None:
+        arguments.check_callable("callback", callback, "a function or None")
     infos = []
     for start in range(0, num_steps, chunk_size):
         length = min(chunk_size, num_steps - start)

@@ -37,8 +37,11 @@ def run(
         plans = [_plan(name, part, out) for name in _names(experiments)]
         num_jobs = workers.cores() if jobs is None else jobs
         failed = [_execute(console, plan, num_jobs, scheduler).failures for plan in plans]
-    except (ValueError, OSError, ImportError, RuntimeError) as error:
+    except (ValueError, ImportError, RuntimeError) as error:
         sys.exit(f"rvrs reproduce: {error}")
+    except OSError as error:
+        goes_on = "" if error.errno is None else "; then the same command goes on"
+        sys.exit(f"rvrs reproduce: {terminal.explain(error)}{goes_on}.")
     except KeyboardInterrupt:
         sys.exit("rvrs reproduce: interrupted; the same command goes on.")
     terminal.say(console, f"Figures and tables: rvrs report {out}")

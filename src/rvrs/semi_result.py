@@ -79,9 +79,7 @@ class SemiFit:
         """
         checks.check_key("rng_key", rng_key)
         checks.check_count("num_samples", num_samples)
-        index = np.arange(self.data.num_points) if indices is None else np.asarray(indices)
-        self.data.check_index("indices", index)
-        index = index.astype(np.int32)
+        index = self.data.check_index("indices", indices)
         return self.guide.draw_points(
             rng_key, self.params, jnp.asarray(index), self.data.take(index), num_samples
         )

@@ -7,6 +7,7 @@ from typing import Any, Literal, cast, get_args
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
+from scipy import stats
 
 from rvrs import proposals
 from rvrs.core import arguments, rejection
@@ -42,6 +43,7 @@ class Settings:
         arguments.check_choice("estimator", self.estimator, get_args(Estimator))
         arguments.check_choice("threshold_rule", self.threshold_rule, get_args(Rule))
         arguments.check_num_samples(self.num_samples, self.baseline)
+        arguments.check_block(self.num_samples, self.target_acceptance)
         arguments.check_max_proposals(self.max_proposals, self.num_samples)
         arguments.check_threshold(self.threshold)
         arguments.check_choice("model_gradient", self.model_gradient, get_args(ModelGradient))
@@ -90,8 +92,8 @@ class SemiSettings(Settings):
         arguments.check_choice("sampler", self.sampler, get_args(Sampler))
         if self.sampler == "exact" and self.num_proposals is not None:
             raise ValueError(
-                f"num_proposals={self.num_proposals!r} is for sampler='budget'; the exact sampler "
-                "makes as many proposals as it needs, up to max_proposals."
+                f"num_proposals={arguments.shown(self.num_proposals)} is for sampler='budget'; the "
+                "exact sampler makes as many proposals as it needs, up to max_proposals."
             )
         if self.sampler == "budget":
             arguments.check_count("num_proposals", self.num_proposals)
@@ -101,6 +103,14 @@ class SemiSettings(Settings):
                     f"num_samples={self.num_samples}, so that every point would be dropped; use "
                     "about 2 * num_samples / target_acceptance."
                 )
+
+    @property
+    def expected_complete(self) -> float:
+        """Share of points that get their draws where acceptance is at its target."""
+        if self.num_proposals is None:
+            return 1.0
+        accepted = stats.binom(self.num_proposals, self.target_acceptance)
+        return float(accepted.sf(self.num_samples - 1))
 
 
 # max_proposals by default: so many times the proposals that are needed on average that an
@@ -114,12 +124,19 @@ def default_max_proposals(max_proposals: Any, num_samples: Any, target_acceptanc
         return max_proposals
     arguments.check_count("num_samples", num_samples)
     arguments.check_target_acceptance(target_acceptance, epsilon=0)
-    return _DEFAULT_CAP * rejection.block_size(num_samples, target_acceptance)
+    arguments.check_block(num_samples, target_acceptance)
+    needed = rejection.block_size(num_samples, target_acceptance)
+    return min(_DEFAULT_CAP * needed, arguments.LARGEST_COUNT)
 
 
 def named_proposal(proposal: Proposal | str) -> Proposal:
     """A family by its name, or as it is."""
     if isinstance(proposal, Proposal):
+        for name in Proposal._fields[:-1]:
+            arguments.check_callable(f"proposal.{name}", getattr(proposal, name))
+        arguments.check_choice(
+            "proposal.closed_under", proposal.closed_under, ("diagonal", "triangular")
+        )
         return proposal
     arguments.check_choice("proposal", proposal, _NAMED_PROPOSALS)
     return _NAMED_PROPOSALS[proposal]()
@@ -136,21 +153,20 @@ _DEFAULT_RANK = 10
 
 def check_density(logdensity_fn: LogDensity, position: PyTree) -> None:
     """Refuse positions that are not floating-point, and densities not scalar and finite there."""
-    leaves = jax.tree.leaves(position)
-    if not leaves or not all(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves):
-        raise ValueError(
-            "position must be a pytree of floating-point arrays, got "
-            f"{[str(leaf.dtype) for leaf in leaves] or 'no arrays'}; convert it, e.g. with "
-            "jnp.asarray(x, float)."
-        )
-    result = jax.eval_shape(logdensity_fn, position)
+    arguments.check_floats("position", position)
+    result = arguments.evaluated_shape("logdensity_fn", logdensity_fn, position)
     if not isinstance(result, jax.ShapeDtypeStruct) or result.shape != ():
         raise ValueError(
             "logdensity_fn must return a scalar for one position, got "
             f"{jax.tree.map(lambda leaf: f'an array of shape {leaf.shape}', result)}; sum over "
             "observations and coordinates."
         )
-    if any(isinstance(leaf, Tracer) for leaf in leaves):
+    if str(result.dtype) not in ("float32", "float64"):
+        raise ValueError(
+            f"logdensity_fn must return a number of type float32 or float64, got {result.dtype}; "
+            "convert what it adds up, e.g. with jnp.asarray(x, float)."
+        )
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(position)):
         return
     value = logdensity_fn(position)
     if not jnp.isfinite(value):

@@ -26,6 +26,10 @@ _HEADER = "header"
 _PACKAGES = ("rvrs", "jax", "numpyro", "numpy", "optax")
 
 
+class CheckpointError(ValueError):
+    """A file that cannot be gone on with: damaged, or of something else."""
+
+
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
     """A fit, finished or not, as it is stored."""
@@ -97,7 +101,7 @@ def read(path: str | PathLike[str]) -> Checkpoint:
     if header.get("version") != _VERSION:
         versions = header.get("versions")
         wrote = versions.get("rvrs", "") if isinstance(versions, dict) else ""
-        raise ValueError(
+        raise CheckpointError(
             f"{path} has version {header.get('version')!r} of the format, this is version "
             f"{_VERSION}; use the rvrs {wrote} that wrote it."
         )
@@ -107,12 +111,14 @@ def read(path: str | PathLike[str]) -> Checkpoint:
     return Checkpoint(header, arrays)
 
 
-def _not_ours(path: Path) -> ValueError:
-    return ValueError(f"{path} is not a file of rvrs; pass what Fit.save or checkpoint= wrote.")
+def _not_ours(path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{path} is not a file of rvrs; pass what Fit.save or checkpoint= wrote."
+    )
 
 
-def _damaged(path: Path) -> ValueError:
-    return ValueError(
+def _damaged(path: Path) -> CheckpointError:
+    return CheckpointError(
         f"{path} is truncated, damaged or was changed, or is not a file of rvrs; fit again or "
         "use a copy."
     )
@@ -170,7 +176,7 @@ def refuse_differences(
         elif was != description:
             found.append(f"{part} ({was!r} there, {description!r} here)")
     if found:
-        raise ValueError(
+        raise CheckpointError(
             f"{path} was made with something else; these differ: {'; '.join(found)}. Pass what the "
             "fit was made with."
         )
@@ -191,7 +197,7 @@ def from_arrays(prefix: str, arrays: dict[str, np.ndarray], like: PyTree) -> PyT
         name = f"{prefix}{jax.tree_util.keystr(path)}"
         found = arrays.get(name)
         if found is None or found.shape != shape.shape or found.dtype != shape.dtype:
-            raise ValueError(
+            raise CheckpointError(
                 f"the file's {name} does not fit: "
                 f"{'missing' if found is None else f'{found.dtype} {found.shape}'} instead of "
                 f"{shape.dtype} {shape.shape}; was it made with another model or precision?"

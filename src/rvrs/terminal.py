@@ -1,11 +1,14 @@
-"""What the commands share: messages, progress bars, and the check of where results go."""
+"""What the commands share: messages, progress bars, and the folder that results go to."""
 
+import errno
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rvrs import files
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,6 +25,42 @@ def check_writable(command: str, directory: Path) -> None:
         sys.exit(f"{command}: --out {directory} is a file; name a directory.")
     except OSError as error:
         sys.exit(f"{command}: cannot write to --out {directory}: {error.strerror}.")
+
+
+@contextmanager
+def results_in(command: str, directory: Path, *names: str) -> Iterator[None]:
+    """Make the directory, and keep other processes from writing there.
+
+    Leaves with one line if that fails, or later a file in it. ``names`` are those of files that are
+    written by themselves, see :func:`rvrs.files.locked`.
+    """
+    check_writable(command, directory)
+    try:
+        with files.locked(directory, *names):
+            yield
+    except files.LockedError as error:
+        sys.exit(f"{command}: {error}")
+    except OSError as error:
+        sys.exit(f"{command}: {explain(error)}.")
+
+
+# What can be done about errors of the system.
+_ADVICE = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make room there"),
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS), "make it writable, or choose another --out"
+    ),
+}
+
+
+def explain(error: OSError) -> str:
+    """Which file an error of the system is about, and what to do; without a full stop."""
+    if error.strerror is None or error.filename is None:
+        # One of rvrs itself, which says that already.
+        return str(error).rstrip(".")
+    advice = _ADVICE.get(error.errno or 0)
+    return f"{error.filename}: {error.strerror}" + (f"; {advice}" if advice else "")
 
 
 def say(console: "Console", text: str) -> None:

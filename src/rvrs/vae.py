@@ -6,7 +6,7 @@ Encoder and decoder are multilayer perceptrons in plain JAX, and their weights t
 methods are not comparable; :meth:`VAE.importance_bound` is the yardstick for all.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import pairwise
@@ -21,7 +21,7 @@ from jax import Array, lax
 from jax.core import Tracer
 from jax.scipy.special import logsumexp
 
-from rvrs.core.arguments import check_count
+from rvrs.core.arguments import check_count, check_key, check_like, check_positive, shown
 from rvrs.core.problem import PRNGKey
 
 
@@ -119,11 +119,10 @@ class VAE:
         for field in fields(self):
             check_count(field.name, getattr(self, field.name))
 
-    @partial(jax.jit, static_argnames="self")
     def init(self, rng_key: PRNGKey) -> Params:
         """Fresh weights of both networks."""
-        keys = jax.random.split(rng_key)
-        return {"encoder": self.init_encoder(keys[0]), "decoder": self.init_decoder(keys[1])}
+        check_key("rng_key", rng_key)
+        return _init(self, rng_key)
 
     def init_encoder(self, rng_key: PRNGKey) -> Network:
         """Fresh weights, from pixels to the locations and the log scales of ``z``."""
@@ -188,27 +187,92 @@ class VAE:
         chunk
             Draws that are decoded at once, for one image after the other: this bounds the memory.
         """
+        check_key("rng_key", rng_key)
         check_count("num_samples", num_samples)
         check_count("chunk", chunk)
+        self.check_networks(params)
         return _importance_bound(self, rng_key, params, self.checked(images), num_samples, chunk)
 
     def checked(self, images: Any) -> Array:
         """The images as floats, if they can be images of this autoencoder."""
-        shape = jnp.shape(images)
-        if len(shape) != 2 or shape[0] == 0 or shape[1] != self.num_pixels:
-            raise ValueError(
-                f"images must have the shape (rows, {self.num_pixels}), one image per row, got "
-                f"{shape}; reshape them, or set num_pixels of the VAE."
-            )
+        check_rows(images, self.num_pixels)
         if not isinstance(images, Tracer):
-            # By NumPy: JAX would trace even known values inside of jit.
-            low, high = np.min(np.asarray(images)), np.max(np.asarray(images))
-            if not (low >= 0 and high <= 1):
-                raise ValueError(
-                    f"images must have values from 0 to 1, got {low} to {high}; binarize them, or "
-                    "divide grey values by their maximum."
-                )
+            check_pixels(images)
         return jnp.asarray(images, jnp.result_type(float))
+
+    def check_networks(self, params: Any) -> None:
+        """Refuse parameters that are not those of this autoencoder."""
+        if not isinstance(params, Mapping) or not {"encoder", "decoder"} <= set(params):
+            raise ValueError(
+                "params must be a dict with the networks 'encoder' and 'decoder', as VAE.init and "
+                f"vae_training.train give them, got {shown(params)}."
+            )
+        check_start(params, jax.eval_shape(self.init, jax.random.key(0)))
+
+
+def check_start(params: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuse parameters of other shapes than those that an autoencoder, or a method, has."""
+    for name in set(params) & set(wanted):
+        advice = "It is of an autoencoder of other sizes"
+        check_like(f"params[{name!r}]", params[name], wanted[name], advice)
+
+
+@partial(jax.jit, static_argnames="vae")
+def _init(vae: VAE, rng_key: PRNGKey) -> Params:
+    keys = jax.random.split(rng_key)
+    return {"encoder": vae.init_encoder(keys[0]), "decoder": vae.init_decoder(keys[1])}
+
+
+def check_rows(images: Any, num_pixels: int | None = None) -> tuple[int, ...]:
+    """The shape of images, one per row."""
+    try:
+        # Not of a tracer: it has a shape, but no values.
+        shape = images.shape if hasattr(images, "shape") else np.shape(images)
+    except ValueError:  # rows of different lengths
+        shape = ()
+    if len(shape) != 2 or shape[0] == 0 or num_pixels not in (None, shape[1]):
+        raise ValueError(
+            f"images must have the shape (rows, {num_pixels or 'pixels'}), one image per row, got "
+            f"{shape or shown(images)}; reshape them, or set num_pixels of the VAE."
+        )
+    return shape
+
+
+# Images that are looked at before training: who passes grey values up to 255 does so in all of
+# them, and a memory map may be larger than what can be read in a moment.
+_CHECKED_ROWS = 10_000
+
+
+def check_training(
+    rng_key: Any, images: Any, num_epochs: Any, batch_size: Any, learning_rate: Any
+) -> Any:
+    """The images as an array; what an autoencoder cannot be trained with is refused."""
+    check_key("rng_key", rng_key)
+    num_images = check_rows(images)[0]
+    images = images if hasattr(images, "shape") else np.asarray(images)
+    check_pixels(images[:_CHECKED_ROWS])
+    check_count("num_epochs", num_epochs)
+    check_count("batch_size", batch_size)
+    if not callable(learning_rate):
+        check_positive("learning_rate", learning_rate)
+    if batch_size > num_images:
+        raise ValueError(f"batch_size={batch_size} is more than the {num_images} images.")
+    return images
+
+
+def check_pixels(images: Any) -> None:
+    """Refuse images whose values are not from 0 to 1."""
+    # By NumPy: JAX would trace even known values inside of jit.
+    values = np.asarray(images)
+    # Of numbers other than complex ones; JAX's small floats are of no kind that NumPy knows.
+    if values.dtype.kind not in "biufV" or values.dtype.names:
+        raise ValueError(f"images must be numbers from 0 to 1, got the type {values.dtype}.")
+    low, high = np.min(values), np.max(values)
+    if not (low >= 0 and high <= 1):
+        raise ValueError(
+            f"images must have values from 0 to 1, got {low} to {high}; binarize them, or "
+            "divide grey values by their maximum."
+        )
 
 
 @partial(jax.jit, static_argnames=("vae", "num_samples", "chunk"))

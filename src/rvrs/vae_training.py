@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from os import PathLike
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -37,12 +37,19 @@ from tqdm.auto import tqdm
 
 from rvrs import loop, storage
 from rvrs.batches import Batches
-from rvrs.core.arguments import check_count, check_positive, check_target_acceptance
+from rvrs.core.arguments import (
+    check_block,
+    check_choice,
+    check_count,
+    check_kind,
+    check_reporting,
+    check_target_acceptance,
+)
 from rvrs.core.problem import PRNGKey, PyTree
 from rvrs.guides import AutoSemiRVRS
 from rvrs.settings import Sampler
 from rvrs.storage import Checkpoint
-from rvrs.vae import VAE, Params, log_mean_exp
+from rvrs.vae import VAE, Params, check_start, check_training, log_mean_exp
 
 RememberingLoss = Callable[[PRNGKey, Params, PyTree, Array, Any], tuple[Array, PyTree]]
 
@@ -75,6 +82,7 @@ class Method(NamedTuple):
 
 def standard(vae: VAE) -> Method:
     """The ELBO, with one draw per image for the likelihood and the exact divergence."""
+    check_kind("vae", vae, VAE, "a rvrs.vae.VAE")
 
     def loss(rng_key: PRNGKey, params: Params, images: Any) -> Array:
         posterior = vae.encode(params["encoder"], images)
@@ -87,6 +95,7 @@ def standard(vae: VAE) -> Method:
 
 def iwae(vae: VAE, num_samples: int = 10) -> Method:
     """The importance-weighted bound of Burda et al. (2015), with ``num_samples`` draws (K)."""
+    check_kind("vae", vae, VAE, "a rvrs.vae.VAE")
     check_count("num_samples", num_samples)
 
     def loss(rng_key: PRNGKey, params: Params, images: Any) -> Array:
@@ -101,6 +110,7 @@ def uha(vae: VAE, num_steps: int = 10) -> Method:
 
     Step sizes, damping, temperatures and masses are learned, and common to all images.
     """
+    check_kind("vae", vae, VAE, "a rvrs.vae.VAE")
     check_count("num_steps", num_steps)
 
     make_guide = partial(
@@ -206,9 +216,12 @@ def rvrs_guide(
     sampler: Sampler = "budget",
 ) -> AutoSemiRVRS:
     """The guide of :func:`rvrs`, whose ``evaluate`` and ``sample_posterior`` take any images."""
+    check_kind("vae", vae, VAE, "a rvrs.vae.VAE")
+    check_choice("sampler", sampler, get_args(Sampler))
     if sampler == "budget" and num_proposals is None:
         check_count("num_samples", num_samples)
         check_target_acceptance(target_acceptance, epsilon=0)
+        check_block(num_samples, target_acceptance)
         num_proposals = round(num_samples / target_acceptance)
     return AutoSemiRVRS(
         vae.model,
@@ -318,18 +331,19 @@ def train(
     The last state, whose ``params`` are the result, and the losses of all steps. Steps without a
     finite gradient are skipped; their losses are not finite.
     """
-    check_count("num_epochs", num_epochs)
-    check_count("batch_size", batch_size)
-    if not callable(learning_rate):
-        check_positive("learning_rate", learning_rate)
-    if batch_size > len(images):
-        raise ValueError(f"batch_size={batch_size} is more than the {len(images)} images.")
+    check_kind("method", method, Method, "one of vae_training.METHODS, called with a VAE")
+    images = check_training(rng_key, images, num_epochs, batch_size, learning_rate)
+    check_kind("params", params or {}, Mapping, "a dict of parameters or None")
+    check_kind("description", description or {}, Mapping, "a dict or None")
+    check_reporting(progress, callback, checkpoint, resume)
     if checkpoint is not None:
         storage.check_writable(checkpoint)
     optimizer = optax.adam(learning_rate)
     init_key, seed_key, step_key = jax.random.split(rng_key, 3)
     # Copies, since the buffers of a step become those of the next one.
-    start = jax.tree.map(jnp.array, method.init(init_key) | (params or {}))
+    fresh = method.init(init_key)
+    check_start(params or {}, fresh)
+    start = jax.tree.map(jnp.array, fresh | dict(params or {}))
     state = first_train_state(method, optimizer, start, len(images))
     seed = tuple(int(word) for word in np.asarray(jax.random.key_data(seed_key)).ravel())
     data = Batches(((images,), {}), (0,), len(images), batch_size, seed)

@@ -115,15 +115,18 @@ def as_top_level_api(
     -------
     A :class:`VIAlgorithm`. Its ``step`` is pure and made for ``jit`` and ``scan``.
     """
-    if not callable(logdensity_fn):
+    arguments.check_callable("logdensity_fn", logdensity_fn, "a function of a position")
+    if not all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
         raise ValueError(
-            f"logdensity_fn must be a function of a position, got {logdensity_fn!r}; pass the "
-            "function itself."
+            f"optimizer must be an optax optimizer, got {arguments.shown(optimizer)}; use e.g. "
+            "optax.adam(1e-2)."
         )
-    if not (hasattr(optimizer, "init") and hasattr(optimizer, "update")):
-        raise ValueError(
-            f"optimizer must be an optax optimizer, got {optimizer!r}; use e.g. optax.adam(1e-2)."
-        )
+    try:
+        hash(logdensity_fn)
+    except TypeError:
+        # As of a method of a dataclass. Programs are found again by the functions that they are
+        # made of; a partial is told from others by its identity.
+        logdensity_fn = partial(logdensity_fn)
     settings = FamilySettings(
         proposal=named_proposal(proposal),
         target_acceptance=target_acceptance,
@@ -152,8 +155,8 @@ def init(
     settings: FamilySettings,
 ) -> RVRSState:
     """The state at a proposal around ``position``, with T calibrated to it."""
-    position = jax.tree.map(jnp.asarray, position)
     check_density(logdensity_fn, position)
+    position = jax.tree.map(jnp.asarray, position)
     location, _ = ravel_pytree(position)
     parameters = settings.proposal.init(location, settings.init_scale)
     opt_state = optimizer.init(parameters)
@@ -172,6 +175,8 @@ def step(
     settings: FamilySettings,
 ) -> tuple[RVRSState, RVRSInfo]:
     """One gradient step of the proposal and one of T."""
+    arguments.check_key("rng_key", rng_key)
+    _check_state(state, settings, optimizer)
     problem = _problem(logdensity_fn, state.parameters, state.position, settings)
     t = state.threshold.value
     draws = rejection.draw_exact(
@@ -235,6 +240,8 @@ def sample(
     Draws are made in chunks, so memory beyond the result does not grow with their number. Where
     ``max_proposals`` was hit the draws are NaN, and a warning says so outside of ``jit``.
     """
+    arguments.check_key("rng_key", rng_key)
+    _check_state(state, settings)
     arguments.check_count("num_samples", num_samples)
     positions, complete = _sample(rng_key, state, logdensity_fn, settings, num_samples)
     if not isinstance(complete, Tracer) and not bool(jnp.all(complete)):
@@ -256,8 +263,29 @@ def evaluate(
     settings: FamilySettings,
 ) -> Evidence:
     """ELBO, log Z and log evidence with standard errors; T is recalibrated from the parameters."""
+    arguments.check_key("rng_key", rng_key)
+    _check_state(state, settings)
     arguments.check_count("num_proposals", num_proposals)
     return _evaluate(rng_key, state, logdensity_fn, settings, num_proposals)
+
+
+def _check_state(
+    state: Any, settings: FamilySettings, optimizer: optax.GradientTransformation | None = None
+) -> None:
+    """Refuse what ``init`` of these settings, and of this optimizer, does not return."""
+    if not isinstance(state, RVRSState):
+        raise ValueError(
+            f"state must be what init, step or run returned, got a {type(state).__name__}."
+        )
+    arguments.check_floats("state.position", state.position)
+    location = jax.eval_shape(lambda position: ravel_pytree(position)[0], state.position)
+    initial = jax.eval_shape(lambda at: settings.proposal.init(at, settings.init_scale), location)
+    parts = {"parameters": (state.parameters, initial)}
+    if optimizer is not None:
+        parts["opt_state"] = (state.opt_state, jax.eval_shape(optimizer.init, initial))
+    for name, (given, wanted) in parts.items():
+        advice = "It is of another algorithm; pass a state that init of this one returned"
+        arguments.check_like(f"state.{name}", given, wanted, advice)
 
 
 @partial(jax.jit, static_argnames=("logdensity_fn", "settings", "num_samples"))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rvrs import files
 from rvrs.experiments import catalogue, runner, workers
 from rvrs.experiments.experiment import Unit
 from rvrs.experiments.runner import Observer
@@ -74,10 +75,14 @@ def test_every_unit_of_the_preset_is_stored(run):
 
 def test_a_second_call_computes_nothing(run):
     run()
-    before = {path: path.stat().st_mtime_ns for path in run.out.rglob("*")}
+    before = times_of_files(run.out)
     assert run() == ("toy", 0, 8, [])
     assert run.seen.units == []
-    assert {path: path.stat().st_mtime_ns for path in run.out.rglob("*")} == before
+    assert times_of_files(run.out) == before
+
+
+def times_of_files(folder):
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
 def test_what_is_asked_for_in_addition_is_added(run):
@@ -166,6 +171,62 @@ def test_an_interrupted_unit_is_given_its_checkpoint_again_until_it_is_stored(ru
     assert run(**options).failures == []
     assert figures(run.out)[unit] == {"resumed": True}
     assert not path.exists()
+
+
+def test_a_checkpoint_that_a_killed_process_has_left_of_a_stored_unit_is_deleted(run):
+    run(methods=["truth", "diverging"], datasets=["one"], num_seeds=1)
+    store = Store(run.out)
+    done, failed, other = (
+        store.checkpoint(Unit("toy", "one", method, 0)) for method in ("truth", "diverging", "nan")
+    )
+    other.parent.mkdir()
+    for path in (done, failed, other):
+        path.touch()
+    run(methods=["truth"], datasets=["one"], num_seeds=1)
+    assert [path.exists() for path in (done, failed, other)] == [False, True, True]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_trouble_with_files_is_not_stored_as_a_failure_of_the_unit(run, jobs):
+    options = {"methods": ["without-room"], "datasets": ["one"], "num_seeds": 1, "jobs": jobs}
+    run.trouble.touch()
+    with pytest.raises(OSError, match="No space left") as error:
+        run(**options)
+    assert error.value.filename == "somewhere"
+    assert list(figures(run.out)) == [Unit("toy", "one", "truth", 0)]
+    run.trouble.unlink()
+    assert run(**options) == ("toy", 1, 0, [])
+
+
+def test_an_unusable_checkpoint_is_named_and_not_stored_as_a_failure(run, monkeypatch):
+    monkeypatch.setattr(toy, "EXPERIMENT", replace(toy.EXPERIMENT, checkpoints=True))
+    path = Store(run.out).checkpoint(Unit("toy", "one", "damaged", 0))
+    with pytest.raises(
+        ValueError, match=f"is damaged. Delete the checkpoint {re.escape(str(path))}"
+    ):
+        run(methods=["damaged"], datasets=["one"], num_seeds=1)
+    assert list(figures(run.out)) == [Unit("toy", "one", "truth", 0)]
+
+
+def test_a_folder_that_another_run_writes_to_is_refused_and_others_are_not(run, tmp_path):
+    with files.locked(run.out.parent), Store(run.out).held("toy"):
+        with pytest.raises(files.LockedError) as error:
+            run()
+        assert str(error.value).startswith(f"{run.out / 'toy'} is in use: process {os.getpid()} on")
+        assert run.seen.units == []
+        assert run(out=tmp_path / "other").computed == 8
+    with Store(run.out).held("another"):
+        assert run().computed == 8
+
+
+def test_what_was_stored_since_the_plan_was_made_is_not_computed_again(run):
+    plan = runner.plan("toy", out=run.out)
+    run(methods=["truth"])
+    assert runner.execute(plan) == ("toy", 4, 4, [])
+    late = runner.plan("toy", "paper", out=run.out.with_name("late"))
+    run(out=run.out.with_name("late"))
+    with pytest.raises(ValueError, match="'quick' -> 'paper'"):
+        runner.execute(late)
 
 
 def test_other_experiments_are_given_no_checkpoint(run):

@@ -19,6 +19,7 @@ SETTINGS = {
     "schedule": "cosine",
     "learning_rate": 1e-3,
     "warm_learning_rate": 1e-4,
+    "uha_learning_rate": 1e-4,
     "num_evaluated": 5,
     "num_bound_draws": 20,
     "num_importance_draws": 20,

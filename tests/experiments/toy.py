@@ -1,5 +1,6 @@
 """An experiment without numerics, for the tests of what runs experiments."""
 
+import errno
 import os
 import signal
 import time
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from rvrs.experiments.experiment import DivergedError, Experiment, Outcome, Preset
+from rvrs.storage import CheckpointError
 
 VARIABLES = ("NPROC", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "JAX_COMPILATION_CACHE_DIR")
 
@@ -33,6 +35,10 @@ def run(unit, settings, arrays, report, *, checkpoint=None):
             if not had:
                 raise KeyboardInterrupt
             return Outcome({"resumed": had})
+        case "damaged":
+            raise CheckpointError("the file is damaged.")
+        case "without-room" if trouble and trouble.exists():
+            raise OSError(errno.ENOSPC, "No space left on device", "somewhere")
         case "environment":
             return Outcome({name: os.environ.get(name, "") for name in VARIABLES})
         case "sleeping" if trouble and trouble.exists():
@@ -53,6 +59,7 @@ EXPERIMENT = Experiment(
     methods=(
         *("truth", "plain", "diverging", "nan", "raising", "environment"),
         *("interrupted", "killed", "sleeping", "checkpointing"),
+        *("damaged", "without-room"),
     ),
     presets={
         "quick": Preset(("one", "three"), ("truth", "plain"), 2, {"scale": 0.5, "sizes": (1, 2)}),

@@ -188,9 +188,13 @@ def _summarize(m: _Moments, threshold: Float[Array, " b"]) -> Evidence:
 
 
 def _relative_error(count: Array, total: Array, square: Array) -> Array:
-    """Standard error of the log of a mean, from the sum and the sum of squares."""
+    """Standard error of the log of a mean, from the sum and the sum of squares.
+
+    Infinite where nothing is known: no proposal counts, or squares overflow.
+    """
     variance = count * square / _at_least_tiny(total**2) - 1
-    return jnp.sqrt(jnp.maximum(variance, 0.0) / count)
+    known = (total > 0) & ~jnp.isnan(variance)
+    return jnp.where(known, jnp.sqrt(jnp.maximum(variance, 0.0) / count), jnp.inf)
 
 
 def _finite_max(log_values: Float[Array, "n b"]) -> Float[Array, " b"]:

@@ -33,7 +33,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from rvrs.core.acceptance import evaluate
 from rvrs.core.problem import Problem, PyTree, Targets
@@ -150,7 +150,7 @@ def _weights(
     model = share
     if model_gradient == "unbiased":
         model = model + centred * a.c
-        model = jnp.where(jnp.abs(model) < _SMALLEST_WEIGHT, _SMALLEST_WEIGHT, model)
+    model = jnp.where(jnp.abs(model) < _SMALLEST_WEIGHT, _SMALLEST_WEIGHT, model)
     if estimator == "reparameterized":
         path = 2 * a.sigmoid * a.c * centred + a.kappa**2 * share
         return _Weights(path, model, -path, mean)
@@ -160,6 +160,15 @@ def _weights(
 # A weight of exactly zero could not be rescaled into the weight that z needs; the error made by
 # this one is far below rounding.
 _SMALLEST_WEIGHT = 1e-12
+
+
+def differentiable_if(condition: Bool[Array, ""], tree: PyTree) -> PyTree:
+    """``tree`` in value; without derivative unless the condition holds.
+
+    For targets without draws, which are evaluated at points whose gradient need not be finite: a
+    weight of zero would make NaN of it.
+    """
+    return jax.tree.map(lambda x: jnp.where(condition, x, lax.stop_gradient(x)), tree)
 
 
 def _scale_gradient(x: Float[Array, "s b *event"], factor: Float[Array, "s b"]) -> Array:

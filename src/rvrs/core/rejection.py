@@ -222,19 +222,32 @@ def draw_budget(
 
 
 def accept_all(noise: PyTree, log_weight: Float[Array, "s b"]) -> Draws:
-    """Take proposals as draws of ``q`` itself: T is infinite and Z is 1."""
+    """Take all proposals of finite density as draws: T is infinite, and Z their share.
+
+    Others are replaced by the first of these. ``complete`` is whether there are any.
+    """
     num_samples, num_targets = log_weight.shape
+    finite = jnp.isfinite(log_weight)
+    first, column = lax.argmax(finite, 0, jnp.int32), jnp.arange(num_targets)
+
+    def fill(leaf: Array) -> Array:
+        mask = finite.reshape(finite.shape + (1,) * (leaf.ndim - 2))
+        return jnp.where(mask, leaf, leaf[first, column])
+
+    noise, log_weight = jax.tree.map(fill, (noise, log_weight))
+    num_finite = jnp.sum(finite, axis=0).astype(log_weight.dtype)
     zeros = jnp.zeros_like(log_weight[0])
+    count = jnp.full(num_targets, num_samples, jnp.int32)
     tally = Tally(
-        num_proposals=jnp.full(num_targets, num_samples, jnp.int32),
-        acceptance=zeros + num_samples,
+        num_proposals=count,
+        acceptance=num_finite,
         slope=zeros,
         cross=zeros,
         ratio=zeros,
         ratio_slope=zeros,
     )
-    count = jnp.full(num_targets, num_samples, jnp.int32)
-    return Draws(noise, log_weight, count, jnp.ones(num_targets, bool), zeros, tally)
+    log_normalizer = jnp.log(num_finite / num_samples)
+    return Draws(noise, log_weight, count, num_finite > 0, log_normalizer, tally)
 
 
 class _Block(NamedTuple):
@@ -413,8 +426,13 @@ def _add(progress: _Progress, harvest: _Harvest, min_samples: int) -> _Progress:
     found = harvest.found
     last = found[min_samples - 1]
 
+    better = found
+    if min_samples < found.shape[0]:
+        # Slots may stay empty; what one of them holds may be of no finite density (_harvest).
+        better = found | ~jnp.isfinite(progress.log_weight)
+
     def fill(old: Array, new: Array) -> Array:
-        return jnp.where(found.reshape(found.shape + (1,) * (new.ndim - 2)), new, old)
+        return jnp.where(better.reshape(better.shape + (1,) * (new.ndim - 2)), new, old)
 
     noise, log_weight = jax.tree.map(
         fill, (progress.noise, progress.log_weight), (harvest.noise, harvest.log_weight)

@@ -100,8 +100,10 @@ def multiplier(state: ThresholdState) -> Float[Array, " b"]:
 
 
 # Bisection halves an interval whose ends lie as far apart as the log weights; in float32 and
-# float64 alike this many steps leave nothing but the rounding of T itself.
+# float64 alike this many steps leave nothing but the rounding of T itself, unless log weights
+# differ by more than 1e12: then it goes on to within this distance, which is none of acceptance.
 _BISECTIONS = 64
+_CLOSE_ENOUGH = 1e-6
 
 
 def calibrate(
@@ -124,15 +126,25 @@ def calibrate(
     reach = 20.0 - jnp.log(jnp.asarray(target_acceptance, log_weights.dtype))
     low = jnp.where(any_finite, -highest - reach, 0.0)
     high = jnp.where(any_finite, -lowest + reach, 0.0)
+    # Their distance must not overflow.
+    largest = jnp.finfo(log_weights.dtype).max / 4
+    low, high = jnp.clip(low, -largest, largest), jnp.clip(high, -largest, largest)
+    # However far apart they are, so many steps lead to neighbouring numbers.
+    most = 2 * jnp.finfo(log_weights.dtype).maxexp + _BISECTIONS
 
-    def halve(_: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
-        low, high = ends
+    def unfinished(carry: tuple[Array, Array, Array]) -> Array:
+        step, low, high = carry
+        apart = high - low > _CLOSE_ENOUGH * jnp.maximum(1.0, jnp.abs(low) + jnp.abs(high))
+        return (step < _BISECTIONS) | ((step < most) & jnp.any(apart))
+
+    def halve(carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        step, low, high = carry
         middle = low + (high - low) / 2
         acceptance = jnp.mean(jnp.exp(log_acceptance(log_weights, middle[None], epsilon)), axis=0)
         too_low = acceptance < target_acceptance
-        return jnp.where(too_low, middle, low), jnp.where(too_low, high, middle)
+        return step + 1, jnp.where(too_low, middle, low), jnp.where(too_low, high, middle)
 
-    low, high = lax.fori_loop(0, _BISECTIONS, halve, (low, high))
+    _, low, high = lax.while_loop(unfinished, halve, (jnp.int32(0), low, high))
     return low + (high - low) / 2
 
 

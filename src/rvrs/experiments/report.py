@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from rvrs import files
 from rvrs.experiments import _seeds, catalogue
 from rvrs.experiments.experiment import Claim, Experiment, Result
 from rvrs.experiments.store import Record, Store, differences
@@ -55,7 +56,7 @@ def write(folder: Path, *, page: Path | None = None) -> Path:
     blocks = ["# Experiments of the paper, and what was measured", *_summary(parts)]
     for part in parts:
         blocks += _section(part, folder / "figures", page)
-    page.write_text("\n\n".join(blocks) + "\n", encoding="utf-8")
+    files.write_text(page, "\n\n".join(blocks) + "\n")
     return page
 
 
@@ -118,8 +119,9 @@ def _section(part: _Part, figures: Path, page: Path) -> list[str]:
     # Tables may end with the failures, which are above.
     tables = part.experiment.tables(part.results).removesuffix(failures).strip()
     figures.mkdir(parents=True, exist_ok=True)
-    drawn = part.experiment.plot(part.results, figures)
-    return [*blocks, *filter(None, [tables]), *(_link(path, page) for path in drawn)]
+    with files.locked(figures), files.together(figures) as folder:
+        names = [path.relative_to(folder) for path in part.experiment.plot(part.results, folder)]
+    return [*blocks, *filter(None, [tables]), *(_link(figures / name, page) for name in names)]
 
 
 def _how_it_was_run(part: _Part) -> str:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -200,15 +200,21 @@ def execute(
     scheduler: str | None = None,
     progress: Observer | None = None,
 ) -> Summary:
-    """Compute the units of a plan."""
+    """Compute the units of a plan.
+
+    Meanwhile no other process can store results of the same experiment in the same folder: it gets
+    a :class:`rvrs.files.LockedError`.
+    """
     observer = Observer() if progress is None else progress
-    observer.planned(plan)
-    if plan.first or plan.missing:
-        try:
-            with _workers(jobs, scheduler, observer) as crew:
-                _Run(plan, crew, observer).go()
-        except (BrokenExecutor, CancelledError) as error:
-            raise RuntimeError(_died(plan)) from error
+    with plan.store.held(plan.experiment.name):
+        plan = _as_of_now(plan)
+        observer.planned(plan)
+        if plan.first or plan.missing:
+            try:
+                with _workers(jobs, scheduler, observer) as crew:
+                    _Run(plan, crew, observer).go()
+            except (BrokenExecutor, CancelledError) as error:
+                raise RuntimeError(_died(plan)) from error
     computed = {*plan.first, *plan.missing}
     concerned = dict.fromkeys([*plan.wanted, *plan.first])
     results = [plan.store.read(unit).result for unit in concerned]
@@ -218,6 +224,20 @@ def execute(
         len(set(plan.wanted) - computed),
         [result for result in results if result.failure is not None],
     )
+
+
+def _as_of_now(plan: Plan) -> Plan:
+    """The plan without what another process has stored since it was made."""
+    plan.store.check(plan.experiment, plan.origin.preset, plan.settings)
+
+    def is_there(unit: Unit) -> bool:
+        return plan.store.has(unit) and plan.store.read(unit).result.failure is None
+
+    missing = tuple(unit for unit in plan.missing if not is_there(unit))
+    first = tuple(
+        unit for unit in plan.first if not is_there(unit) or plan.store.arrays(unit) is None
+    )
+    return replace(plan, first=first, missing=missing)
 
 
 def _workers(

@@ -12,6 +12,7 @@ import os
 import platform
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
@@ -110,6 +111,23 @@ class Store:
     def has(self, unit: Unit) -> bool:
         """Whether there is a result, be it a failure."""
         return self.path(unit).is_file()
+
+    @contextmanager
+    def held(self, experiment: str) -> Iterator[None]:
+        """Keep other processes from storing results of an experiment.
+
+        What killed ones have left is removed: parts of files, and checkpoints of units that were
+        stored.
+        """
+        _check_name(experiment)
+        folder = self.folder / experiment
+        folder.mkdir(parents=True, exist_ok=True)
+        with files.locked(folder, "*/*/seed-*"):
+            for unit in self._units(experiment):
+                spent = self.checkpoint(unit)
+                if spent.is_file() and self.read(unit).result.failure is None:
+                    spent.unlink()
+            yield
 
     def read(self, unit: Unit) -> Record:
         """The file of one unit."""

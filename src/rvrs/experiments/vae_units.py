@@ -74,7 +74,8 @@ def autoencoder(settings: Mapping[str, Any], num_pixels: int) -> VAE:
 
 def schedule(settings: Mapping[str, Any], kind: Kind, num_steps: int) -> optax.Schedule:
     """Adam's rates: falling along a cosine, or divided by ten after one and two thirds."""
-    rate = settings["warm_learning_rate" if kind.warm else "learning_rate"]
+    start = "warm_learning_rate" if kind.warm else "learning_rate"
+    rate = settings["uha_learning_rate" if kind.name == "uha" else start]
     if settings["schedule"] == "cosine":
         return optax.cosine_decay_schedule(rate, num_steps)
     thirds = {num_steps // 3: 0.1, 2 * num_steps // 3: 0.1}

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rvrs import storage
 from rvrs.experiments import catalogue, store
 from rvrs.experiments.experiment import DivergedError, Outcome, Result, Unit
 
@@ -64,7 +66,10 @@ class Workers:
 
 
 def compute(task: Task, send: Send = lambda _: None) -> Computed:
-    """Compute a unit; what goes wrong in it is its result."""
+    """Compute a unit; what goes wrong in it is its result.
+
+    What goes wrong with files is not: errors of the system and unusable checkpoints are raised.
+    """
     experiment = catalogue.load(task.address)
     unit = Unit(*task.unit)
 
@@ -82,6 +87,15 @@ def compute(task: Task, send: Send = lambda _: None) -> Computed:
         warnings.simplefilter("ignore", UserWarning)
         try:
             outcome = experiment.run(unit, task.settings, task.arrays, report, **options)
+        except OSError:
+            # Of the machine, as a full disk: the unit has not failed, it can be computed elsewhere
+            # or later.
+            raise
+        except storage.CheckpointError as error:
+            raise storage.CheckpointError(
+                f"{' '.join(str(error).split())} Delete the checkpoint {task.checkpoint} to "
+                "start its unit again."
+            ) from None
         except Exception as error:
             failure = _reason(error)
     seconds = time.perf_counter() - began
@@ -192,6 +206,18 @@ def _enter_pool(reports: Any) -> None:
     _reports = reports
     # Ctrl-C reaches all processes of a terminal; the one that started them decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A pool does not notice that who started it was killed: its processes would stay for good.
+
+    Meanwhile they would write checkpoints into a folder that somebody else may hold by now.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _compute_in_pool(task: Task) -> Computed:

@@ -4,7 +4,8 @@ The names that NumPyro does not promise to keep, all of them listed in ``PRIVATE
 this file and nowhere else.
 """
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,6 +21,8 @@ from numpyro.infer import autoguide
 from numpyro.infer.autoguide import AutoContinuous, AutoDAIS
 from numpyro.infer.initialization import init_to_feasible
 from numpyro.infer.util import helpful_support_errors, potential_energy
+
+from rvrs.core.arguments import check_like, shown
 
 PRIVATE = {
     AutoContinuous: (
@@ -159,11 +162,41 @@ def model_parameters(trace: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def parameter_names(function: Callable, *args: Any) -> list[str]:
-    """The ``numpyro.param`` sites that a function registers."""
+def parameter_trace(function: Callable, *args: Any) -> dict[str, Any]:
+    """The trace of a function that registers ``numpyro.param`` sites."""
     with handlers.block(), handlers.trace() as trace:
         handlers.seed(function, rng_seed=0)(*args)
-    return [name for name, site in trace.items() if site["type"] == "param"]
+    return dict(trace)
+
+
+def check_parameters(params: Any, trace: dict[str, Any], advice: str) -> None:
+    """Refuse parameters that are not those of a run with this trace."""
+    if not isinstance(params, Mapping):
+        raise ValueError(
+            f"params must be a dict of parameters by name, got {shown(params)}; pass "
+            "svi_result.params of a run with this guide."
+        )
+    for name, site in trace.items():
+        if site["type"] != "param":
+            continue
+        if name not in params:
+            raise ValueError(
+                f"params has no {name!r}: it does not belong to this guide and model; pass "
+                "svi_result.params of a run with this guide."
+            )
+        check_like(f"params[{name!r}]", params[name], site["value"], advice)
+
+
+def check_signature(model: Callable, arguments: Arguments, needs: str) -> None:
+    """Refuse arguments that a model cannot be called with."""
+    try:
+        signature = inspect.signature(model)
+    except (TypeError, ValueError):  # not every callable has one
+        return
+    try:
+        signature.bind(*arguments[0], **arguments[1])
+    except TypeError as error:
+        raise TypeError(f"{needs}: {error}.") from None
 
 
 def stock_posterior(guide: AutoContinuous, parameters: dict[str, Any]) -> Any:

@@ -6,13 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-# What tracing raises when a model needs the values of an array, e.g. to size a plate.
-_NEEDS_VALUES = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.NonConcreteBooleanIndexError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-)
+from rvrs.core.arguments import NEEDS_VALUES, needs_values
 
 
 class Programs:
@@ -46,11 +40,17 @@ class Programs:
             program = jax.jit(_with_arrays(function, static, structure, rest))
         try:
             result = program(dynamic, arrays)
-        except _NEEDS_VALUES:
+        except NEEDS_VALUES:
+            pass
+        else:
+            if key is not None:
+                self._compiled[key] = program
+            return result
+        try:
             return jax.jit(lambda dynamic: function(*static, *dynamic, arguments))(dynamic)
-        if key is not None:
-            self._compiled[key] = program
-        return result
+        except NEEDS_VALUES as error:
+            # Not those of its arguments, then, but of its latent variables.
+            raise needs_values("model") from error
 
 
 def _with_arrays(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from rvrs.core.arguments import NEEDS_VALUES, needs_values
 from rvrs.guides import _plate, _replay
 from rvrs.guides._local_proposal import GuideProposal
 from rvrs.guides._numpyro import Arguments
@@ -52,7 +53,10 @@ def inspect_shapes(target: SemiTarget, subsample_plate: str | None, arguments: A
         for leaf in (leaves[place] for place in places)
     ]
     with target.local_proposal.forgetting():
-        jax.eval_shape(look, shapes)
+        try:
+            jax.eval_shape(look, shapes)
+        except NEEDS_VALUES as error:
+            raise needs_values("model") from error
     return found[0]
 
 
@@ -120,25 +124,6 @@ def _runs_alone(target: SemiTarget, program: LocalProgram, parameters: Parameter
         # Shapes that do not go together, or a local guide that lacks a site.
         return False
     return all(alone)
-
-
-def check_parameters(params: Parameters, trace: dict[str, Any]) -> None:
-    """Refuse parameters that are not those of a run of the guide."""
-    for name, site in trace.items():
-        if site["type"] != "param":
-            continue
-        if name not in params:
-            raise ValueError(
-                f"params has no {name!r}: it does not belong to this guide and model; pass "
-                "svi_result.params of a run with this guide."
-            )
-        given, wanted = (jax.tree.map(jnp.shape, value) for value in (params[name], site["value"]))
-        if given != wanted:
-            raise ValueError(
-                f"params[{name!r}] has the shape {given}, but with these arguments it is {wanted}. "
-                "Parameters of every data point belong to the points that they were trained on; "
-                "for new ones use a local_guide that computes them from the data (an encoder)."
-            )
 
 
 # In units of the log densities' own rounding: the same numbers added up in another order.

@@ -26,6 +26,14 @@ from rvrs.settings import SemiSettings
 # T of a point is first solved from as many proposals as give this many draws; Z is then within a
 # factor of 1.5 of its target, and following it at later visits does the rest.
 _FIRST_DRAWS = 5
+# It is solved for so many points of a batch at a time: later on there are few of them.
+_SOLVED_AT_ONCE = 16
+# A point whose proposals were accepted with less than this share of the target has left its T
+# behind. By small steps from visit to visit, often an epoch apart, T would never catch up: where
+# networks learn fast, most points of most batches would be without draws.
+_LOST = 0.2
+# Share of the points that should have draws below which those that have speak for too many.
+_FEWEST = 0.8
 
 Parameters = dict[str, Any]
 State = dict[str, jax.Array]
@@ -149,19 +157,29 @@ class SemiTarget(AutoGuide):
             model_gradient=settings.model_gradient,
             **engine.centring(followed, settings),
         )
-        num_points = state["value"].shape[0]
-        # Algorithm 3: the points that have their draws stand for all.
-        num_complete = jnp.sum(draws.complete)
-        scale = jnp.where(num_complete > 0, num_points / jnp.maximum(num_complete, 1), jnp.nan)
         noise = jax.tree.map(lambda leaf: leaf[0], draws.noise)
         z = lax.stop_gradient(jax.vmap(problem.propose)(targets.proposal, noise)[0])
         log_joint = jax.vmap(problem.log_joint, (None, 0, 0))(targets.model, targets.data, z)
         return LocalStep(
             z={site.name: _plate.to_batch(site, z[site.name]) for site in plate.local},
             log_joint=log_joint,
-            surrogate=scale * jnp.sum(objective.surrogate),
+            surrogate=self._of_all_points(state, draws, objective.surrogate),
             state=lax.stop_gradient(self._next_state(state, followed, draws, index)),
         )
+
+    def _of_all_points(self, state: State, draws: Draws, surrogates: jax.Array) -> jax.Array:
+        """The sum over all N points from those of a batch: those with their draws stand for all.
+
+        Where far fewer have them than at the right T (Algorithm 3), few points speak for many, and
+        the parameters would be thrown off, which makes it worse: the gradient is then damped.
+        """
+        num_points, num_complete = state["value"].shape[0], jnp.sum(draws.complete)
+        # Points without draws have a surrogate of 0.
+        total = num_points * jnp.sum(surrogates)
+        least = _FEWEST * self.settings.expected_complete * len(surrogates)
+        damped = total / jnp.maximum(num_complete, least)
+        value = jnp.where(num_complete > 0, total / jnp.maximum(num_complete, 1), jnp.nan)
+        return damped + lax.stop_gradient(value - damped)
 
     def objective(
         self,
@@ -256,23 +274,36 @@ class SemiTarget(AutoGuide):
     def _look_up(
         self, rng_key: PRNGKey, problem: Problem, targets: Targets, state: State, index: jax.Array
     ) -> ThresholdState:
-        """T of the batch's points, solved on the spot where a point is seen for the first time."""
+        """T of the batch's points, solved on the spot for those that have none, or lost theirs."""
         settings = self.settings
         known = ThresholdState(*[state[name][..., index] for name in ThresholdState._fields])
         if settings.threshold is not None or settings.target_acceptance == 1:
             return threshold.init(solve_threshold(known.value[None], settings))
 
-        def solve(known: ThresholdState) -> ThresholdState:
-            count = rejection.block_size(_FIRST_DRAWS, settings.target_acceptance)
-            noise = problem.sample_noise(rng_key, (count, targets.num_targets))
-            lw = log_weights(problem, lax.stop_gradient(targets), noise)
+        few = min(_SOLVED_AT_ONCE, targets.num_targets)
+        count = rejection.block_size(_FIRST_DRAWS, settings.target_acceptance)
+        fixed = lax.stop_gradient(targets)
+        unknown = known.memory == 0
+        # Points without T come first; the last ones may be taken twice.
+        order = jnp.argsort(~unknown)
+
+        def solve(number: jax.Array, found: ThresholdState) -> ThresholdState:
+            chosen = lax.dynamic_slice(order, (number * few,), (few,))
+            some = fixed.take(chosen)
+            noise = problem.sample_noise(jax.random.fold_in(rng_key, number), (count, few))
+            lw = log_weights(problem, some, noise)
             memory = _FIRST_DRAWS / settings.num_samples
-            found = engine.first_threshold(lw, settings, memory)
+            new = engine.first_threshold(lw, settings, memory)
             return jax.tree.map(
-                lambda new, old: jnp.where(known.memory == 0, new, old), found, known
+                lambda all_, some: all_.at[..., chosen].set(
+                    jnp.where(unknown[chosen], some, all_[..., chosen])
+                ),
+                found,
+                new,
             )
 
-        return lax.cond(jnp.all(known.memory > 0), lambda known: known, solve, known)
+        num_calls = -(-jnp.sum(unknown) // few)
+        return lax.fori_loop(0, num_calls, solve, lax.stop_gradient(known))
 
     def _next_state(
         self, state: State, followed: ThresholdState, draws: Draws, index: jax.Array
@@ -280,6 +311,9 @@ class SemiTarget(AutoGuide):
         settings, tally = self.settings, draws.tally
         block = settings.num_proposals or settings.block_size
         followed = engine.follow(followed, tally, settings, block)
+        expected = settings.target_acceptance * tally.num_proposals
+        lost = tally.acceptance < _LOST * expected
+        followed = followed._replace(memory=jnp.where(lost, 0.0, followed.memory))
         total = jnp.sum(tally.num_proposals, dtype=jnp.int32)
         return _put(index, state, followed) | {
             "acceptance": jnp.sum(tally.acceptance) / total.astype(tally.acceptance.dtype),

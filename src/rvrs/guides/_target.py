@@ -1,6 +1,5 @@
 """What a guide over all latent variables does: the core's algorithms on a NumPyro model."""
 
-import inspect
 import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ from rvrs import engine
 from rvrs.core import arguments as checks
 from rvrs.core import rejection
 from rvrs.core.acceptance import evaluate
-from rvrs.core.objectives import elbo_surrogate
+from rvrs.core.objectives import differentiable_if, elbo_surrogate
 from rvrs.core.problem import PRNGKey, Problem, PyTree, Targets, log_weights
 from rvrs.core.randomness import unrolled
 from rvrs.core.threshold import ThresholdState
@@ -74,6 +73,7 @@ class ModelTarget(AutoContinuous):
         **kwargs: Any,
     ) -> PosteriorDraws:
         """Draws from ``r`` in the flat unconstrained space, with their weights."""
+        checks.check_key("rng_key", rng_key)
         checks.check_count("num_samples", num_samples)
         arguments = self.prepare(params, args, kwargs)
         draws = self.programs.call(self._draw_latent, (num_samples,), (rng_key, params), arguments)
@@ -95,6 +95,8 @@ class ModelTarget(AutoContinuous):
         **kwargs: Any,
     ) -> jax.Array:
         """Draws ``(n, d)`` from the proposal itself, before rejection."""
+        checks.check_key("rng_key", rng_key)
+        checks.check_count("num_samples", num_samples)
         self.prepare(params, args, kwargs)
         parameters, _ = self.split(params)
         family = self.proposal.family
@@ -106,6 +108,12 @@ class ModelTarget(AutoContinuous):
     ) -> dict[str, jax.Array]:
         """Latent and deterministic sites of the model at flat unconstrained draws ``(n, d)``."""
         arguments = self.prepare(params, args, kwargs)
+        size = len(self._init_latent)
+        if jnp.ndim(latent) != 2 or latent.shape[0] == 0 or latent.shape[1] != size:
+            raise ValueError(
+                f"latent must have the shape (draws, {size}), got {jnp.shape(latent)}; pass what "
+                "draw_latent or propose_latent returned."
+            )
         return self.programs.call(self._constrain_all, (), (params, latent), arguments)
 
     def evaluate(
@@ -131,6 +139,7 @@ class ModelTarget(AutoContinuous):
         **kwargs: Any,
     ) -> Evaluation:
         """The same with the weights of the draws, which diagnostics are made of."""
+        checks.check_key("rng_key", rng_key)
         checks.check_count("num_draws", num_draws)
         arguments = self.prepare(params, args, kwargs)
         proposal_key, accept_key = jax.random.split(rng_key)
@@ -140,25 +149,17 @@ class ModelTarget(AutoContinuous):
 
     def prepare(self, params: dict[str, Any], args: tuple, kwargs: dict) -> Arguments:
         """Check the arguments of a call that comes with parameters."""
-        try:
-            inspect.signature(self.model).bind(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(
-                "AutoRVRS needs the model's arguments, data included, after the parameters: "
-                f"{error}."
-            ) from None
+        _numpyro.check_signature(
+            self.model,
+            (args, kwargs),
+            "AutoRVRS needs the model's arguments, data included, after the parameters",
+        )
         if self.prototype_trace is None:
             with handlers.seed(rng_seed=0), handlers.block():
                 self._setup_prototype(*args, **kwargs)
         trace: Any = self.prototype_trace
-        names = _numpyro.parameter_names(self.proposal.register, self._init_latent)
-        names += [name for name, site in trace.items() if site["type"] == "param"]
-        for name in names:
-            if name not in params:
-                raise ValueError(
-                    f"params has no {name!r}: it does not belong to this guide and model; pass "
-                    "svi_result.params of a run with this guide."
-                )
+        own = _numpyro.parameter_trace(self.proposal.register, self._init_latent)
+        _numpyro.check_parameters(params, own | trace, "Start training anew where the data changed")
         return args, kwargs
 
     def with_log_density(
@@ -245,9 +246,10 @@ class ModelTarget(AutoContinuous):
             block_size=settings.block_size,
             max_proposals=settings.max_proposals,
         )
+        complete = draws.complete[0]
         objective = elbo_surrogate(
             problem,
-            targets,
+            differentiable_if(complete, targets),
             draws,
             t,
             epsilon=settings.epsilon,
@@ -255,7 +257,6 @@ class ModelTarget(AutoContinuous):
             model_gradient=settings.model_gradient,
             **engine.centring(followed, settings),
         )
-        complete = draws.complete[0]
         surrogate = objective.surrogate[0] + jnp.where(complete, 0.0, jnp.nan)
         noise = jax.tree.map(lambda leaf: leaf[0, 0], draws.noise)
         z, log_q = lax.stop_gradient(problem.propose(parameters, noise))
@@ -281,13 +282,14 @@ class ModelTarget(AutoContinuous):
     ) -> jax.Array:
         """The surrogate without rejection: ordinary variational inference.
 
-        Proposals of a density that is not finite are left out.
+        Proposals of a density that is not finite are left out; NaN if there are no others.
         """
         problem, targets = self._problem(parameters, theta, arguments)
         noise = problem.sample_noise(unrolled(rng_key), (num_samples, 1))
         draws = rejection.accept_all(noise, log_weights(problem, targets, noise))
         everything = jnp.full_like(draws.log_normalizer, jnp.inf)
-        return elbo_surrogate(problem, targets, draws, everything, epsilon=0.0).surrogate[0]
+        found = elbo_surrogate(problem, targets, draws, everything, epsilon=0.0).surrogate[0]
+        return found + jnp.where(draws.complete[0], 0.0, jnp.nan)
 
     def split(self, params: dict[str, Any]) -> tuple[PyTree, PyTree]:
         """Parameters of the proposal and of the model."""

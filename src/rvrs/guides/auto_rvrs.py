@@ -113,15 +113,13 @@ class AutoRVRS(ModelTarget):
         init_loc_fn: Callable = init_to_uniform,
         init_scale: float = 0.1,
     ) -> None:
-        if not callable(model):
-            raise ValueError(f"model must be a NumPyro model (a function), got {model!r}.")
-        if not callable(init_loc_fn):
-            raise ValueError(
-                f"init_loc_fn must be one of NumPyro's initialization strategies, e.g. "
-                f"init_to_median, got {init_loc_fn!r}."
-            )
-        if not isinstance(prefix, str) or not prefix:
-            raise ValueError(f"prefix must be a word, got {prefix!r}.")
+        checks.check_callable("model", model, "a NumPyro model (a function)")
+        checks.check_callable(
+            "init_loc_fn",
+            init_loc_fn,
+            "one of NumPyro's initialization strategies, e.g. init_to_median",
+        )
+        checks.check_word("prefix", prefix)
         self.proposal = guide_proposal(proposal, model, prefix, init_scale)
         self.settings = FamilySettings(
             proposal=self.proposal.family,
@@ -187,6 +185,7 @@ class AutoRVRS(ModelTarget):
             The model's arguments, the data among them.
         """
         checks.check_shape("sample_shape", sample_shape)
+        checks.check_key("rng_key", rng_key)
         draws = self.draw_latent(
             rng_key, params, *args, num_samples=math.prod(sample_shape), **kwargs
         )
@@ -214,6 +213,7 @@ class AutoRVRS(ModelTarget):
         levels = checks.check_quantiles(quantiles)
         checks.check_count("num_samples", num_samples)
         rng_key = jax.random.key(0) if rng_key is None else rng_key
+        checks.check_key("rng_key", rng_key)
         draws = self.sample_posterior(rng_key, params, *args, sample_shape=(num_samples,), **kwargs)
         return {name: jnp.quantile(draws[name], levels, axis=0) for name in self.latent_names}
 
@@ -258,6 +258,8 @@ class AutoRVRS(ModelTarget):
                 "point that was tried; check the data for NaN, or start inside the support with "
                 "init_loc_fn, e.g. init_to_value."
             ) from error
+        except checks.NEEDS_VALUES as error:
+            raise checks.needs_values("model") from error
         _numpyro.order_latent(self)
         self.proposal.setup(args, kwargs)
 

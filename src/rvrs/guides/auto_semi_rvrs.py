@@ -1,10 +1,9 @@
 """AutoSemiRVRS: a NumPyro guide with rejection for the local latents of a plate."""
 
-import inspect
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -124,19 +123,21 @@ class AutoSemiRVRS(SemiTarget):
         init_scale: float = 0.1,
     ) -> None:
         for name, function in {"model": model, "local_model": local_model}.items():
-            if not callable(function):
-                raise ValueError(f"{name} must be a NumPyro model (a function), got {function!r}.")
+            checks.check_callable(name, function, "a NumPyro model (a function)")
         for name, guide in {"global_guide": global_guide, "local_guide": local_guide}.items():
             if guide is not None and (not callable(guide) or isinstance(guide, type)):
                 raise ValueError(
                     f"{name} must be a guide (a function or an autoguide of a model) or None, got "
-                    f"{guide!r}."
+                    f"{checks.shown(guide)}."
                 )
-        if not isinstance(prefix, str) or not prefix:
-            raise ValueError(f"prefix must be a word, got {prefix!r}.")
+        checks.check_word("prefix", prefix)
+        if subsample_plate is not None:
+            checks.check_word("subsample_plate", subsample_plate)
         checks.check_positive("init_scale", init_scale)
         checks.check_count("num_samples", num_samples)
         checks.check_target_acceptance(target_acceptance, epsilon=0)
+        checks.check_block(2 * num_samples, target_acceptance)
+        checks.check_choice("sampler", sampler, get_args(Sampler))
         if sampler == "budget" and num_proposals is None:
             num_proposals = block_size(2 * num_samples, target_acceptance)
         self.settings = SemiSettings(
@@ -296,16 +297,13 @@ class AutoSemiRVRS(SemiTarget):
         self, params: Parameters, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Plate, Arguments]:
         """Check the arguments of a call that comes with parameters."""
-        try:
-            inspect.signature(self.model).bind(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(
-                f"AutoSemiRVRS needs the model's arguments after the parameters: {error}."
-            ) from None
         arguments = (args, kwargs)
+        _numpyro.check_signature(
+            self.model, arguments, "AutoSemiRVRS needs the model's arguments after the parameters"
+        )
         with handlers.block(), handlers.seed(rng_seed=0), handlers.trace() as trace:
             plate = self._register(arguments)[0]
-        _semi_structure.check_parameters(params, trace)
+        _numpyro.check_parameters(params, trace, _ABOUT_POINTS)
         return plate, arguments
 
     def conditioned_on(self, *args: Any, **kwargs: Any) -> Callable:
@@ -329,6 +327,7 @@ class AutoSemiRVRS(SemiTarget):
         levels = checks.check_quantiles(quantiles)
         checks.check_count("num_samples", num_samples)
         rng_key = jax.random.key(0) if rng_key is None else rng_key
+        checks.check_key("rng_key", rng_key)
         draws = self.sample_posterior(rng_key, params, *args, sample_shape=(num_samples,), **kwargs)
         return {name: jnp.quantile(value, levels, axis=0) for name, value in draws.items()}
 
@@ -376,6 +375,12 @@ class AutoSemiRVRS(SemiTarget):
                 f"plate {plate.name!r}; missing: {missing}; not among them: {unknown}."
             )
         return {name: sites[name]["value"] for name in plate.global_names}
+
+
+_ABOUT_POINTS = (
+    "Parameters of every data point belong to the points that they were trained on; for new ones "
+    "use a local_guide that computes them from the data (an encoder)"
+)
 
 
 def _check_state(plate: Plate, rng_key: PRNGKey, state: State) -> None:

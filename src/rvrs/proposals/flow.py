@@ -22,9 +22,9 @@ from jax.scipy.linalg import solve_triangular
 from jax.scipy.stats import norm
 from jaxtyping import Array
 
-from rvrs.core.arguments import check_count
+from rvrs.core.arguments import check_count, shown
 from rvrs.proposals.family import Proposal, Vector
-from rvrs.proposals.normal import FullRankNormal, cholesky, full_rank_normal
+from rvrs.proposals.normal import FullRankNormal, check_start, cholesky, full_rank_normal
 
 
 class Flow(NamedTuple):
@@ -99,7 +99,7 @@ def _checked_family(
     check_count("nn_width", nn_width)
     check_count("nn_depth", nn_depth)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-        raise ValueError(f"seed must be a whole number of at least 0, got {seed!r}.")
+        raise ValueError(f"seed must be a whole number of at least 0, got {shown(seed)}.")
     try:
         import equinox  # noqa: F401
         from flowjax import bijections  # noqa: F401
@@ -119,6 +119,7 @@ def _family(kind: _Kind, num_layers: int, nn_width: int, nn_depth: int, seed: in
         return build(parameters.loc.shape[-1], parameters.loc.dtype.name)
 
     def init(location: Vector, scale: float) -> Flow:
+        check_start(location, scale)
         if location.shape[-1] < 2:
             raise ValueError(
                 f"A {kind} flow needs a location of at least 2 dimensions, got "

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import cho_factor, cho_solve, solve_triangular
 from jaxtyping import Array
 
-from rvrs.core.arguments import check_count
+from rvrs.core.arguments import check_count, check_positive, shown
 from rvrs.proposals.family import Proposal, Vector
 
 
@@ -44,6 +44,7 @@ def diagonal_normal() -> Proposal:
     """The mean-field family: independent normals."""
 
     def init(location: Vector, scale: float) -> DiagonalNormal:
+        check_start(location, scale)
         return DiagonalNormal(location, jnp.full_like(location, math.log(scale)))
 
     def propose(parameters: DiagonalNormal, noise: Array) -> tuple[Array, Array]:
@@ -72,6 +73,7 @@ def full_rank_normal() -> Proposal:
     """Normals with any covariance, through its Cholesky factor."""
 
     def init(location: Vector, scale: float) -> FullRankNormal:
+        check_start(location, scale)
         size = location.shape[0]
         return FullRankNormal(
             location,
@@ -112,15 +114,19 @@ def cholesky(parameters: FullRankNormal) -> Array:
     return jnp.exp(parameters.log_diagonal)[:, None] * unit
 
 
-@cache
 def low_rank_normal(rank: int) -> Proposal:
     """Normals with covariance ``diag(s) (I + F F^T) diag(s)``, ``F`` of ``rank`` columns.
 
     Costs ``O(d rank)`` per draw, so that it reaches dimensions where a full covariance does not.
     """
     check_count("rank", rank)
+    return _low_rank_normal(rank)
 
+
+@cache
+def _low_rank_normal(rank: int) -> Proposal:
     def init(location: Vector, scale: float) -> LowRankNormal:
+        check_start(location, scale)
         # The gradient with respect to F vanishes at F = 0, so start beside it: each column
         # gets a small value on its own share of the coordinates.
         size = location.shape[0]
@@ -164,6 +170,18 @@ def low_rank_normal(rank: int) -> Proposal:
         return standard, parameters.loc, jnp.exp(parameters.log_scale)
 
     return Proposal(init, sample_noise, propose, log_density, push_forward, standardize, "diagonal")
+
+
+def check_start(location: Any, scale: Any) -> None:
+    """Refuse what no proposal can start from."""
+    dtype, shape = getattr(location, "dtype", None), getattr(location, "shape", ())
+    if dtype is None or not jnp.issubdtype(dtype, jnp.floating) or len(shape) != 1 or 0 in shape:
+        kind = shown(location) if dtype is None else f"{dtype} of shape {shape}"
+        raise ValueError(
+            f"location must be a vector of floating-point numbers, got {kind}; flatten positions, "
+            "e.g. with jax.flatten_util.ravel_pytree."
+        )
+    check_positive("scale", scale)
 
 
 def _noise_like_loc(rng_key: Any, shape: tuple[int, ...], parameters: Any) -> Array:
