@@ -39,7 +39,7 @@ def environment(folder):
     }
 
 
-def start(arguments, variables, **options):
+def start(arguments, variables):
     """The command, in a session of its own, so that all that it starts can be found."""
     return subprocess.Popen(
         [*COMMAND, *arguments],
@@ -48,7 +48,6 @@ def start(arguments, variables, **options):
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        **options,
     )
 
 
@@ -62,9 +61,9 @@ def end(process):
     return process.returncode, errors
 
 
-def run(arguments, variables, **options):
+def run(arguments, variables):
     """The command to its end."""
-    return end(start(arguments, variables, **options))
+    return end(start(arguments, variables))
 
 
 def finish(arguments, variables):

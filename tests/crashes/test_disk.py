@@ -1,16 +1,12 @@
 """A disk that is full and a folder that is read-only: one line, and earlier results stay."""
 
-import ctypes
-import os
-import resource
 import shutil
 import subprocess
 from contextlib import suppress
-from functools import partial
 
 import pytest
 
-from tests.crashes import processes
+from tests.crashes import command, processes
 from tests.crashes.conftest import Example
 from tests.crashes.processes import check_nothing_hidden, check_whole, contents, exact
 
@@ -29,8 +25,8 @@ def counting(tmp_path_factory):
     return Example(arguments, variables, folder / "part", seconds)
 
 
-def limit(size):
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+def limited(variables, size):
+    return variables | {command.LARGEST_FILE: str(size)}
 
 
 def check_one_line(result, beginning, *parts):
@@ -46,7 +42,7 @@ def test_a_fit_without_room_for_its_checkpoint_leaves_the_earlier_one_as_it_was(
     arguments, variables, whole, _ = fit
     out = shutil.copytree(whole, tmp_path / "out")
     again = [*arguments, "--out", str(out), "--seed", "1"]
-    result = processes.run(again, variables, preexec_fn=partial(limit, LITTLE))
+    result = processes.run(again, limited(variables, LITTLE))
     path = out / "fit.checkpoint.npz"
     check_one_line(result, f"rvrs fit: {path}: File too large; raise the limit")
     assert exact(out) == exact(whole)
@@ -61,7 +57,7 @@ def test_a_fit_without_room_for_its_figure_leaves_the_earlier_one_and_goes_on(fi
     (out / "summary.txt").write_text("earlier\n")
     earlier = exact(out)
     again = [*arguments, "--out", str(out)]
-    result = processes.run(again, variables, preexec_fn=partial(limit, MORE))
+    result = processes.run(again, limited(variables, MORE))
     check_one_line(result, f"rvrs fit: {out}: File too large; ", "then go on with --resume.\n")
     found = exact(out)
     assert found.pop("fit.checkpoint.npz")
@@ -76,7 +72,7 @@ def test_a_run_without_room_keeps_what_is_stored_and_stores_no_failure(counting,
     arguments, variables, part, _ = counting
     out = shutil.copytree(part, tmp_path / "out")
     again = [*arguments, "--jobs", jobs, "--out", str(out)]
-    result = processes.run(again, variables, preexec_fn=partial(limit, LITTLE))
+    result = processes.run(again, limited(variables, LITTLE))
     check_one_line(
         result,
         f"rvrs reproduce: {out / 'counting'}",
@@ -87,12 +83,8 @@ def test_a_run_without_room_keeps_what_is_stored_and_stores_no_failure(counting,
     check_nothing_hidden(out)
 
 
-def without_privileges():
-    """A superuser may write anywhere, but for this."""
-    if os.getuid() == 0:
-        drop_from_bounding_set, may_override_permissions = 24, 1
-        if ctypes.CDLL(None).prctl(drop_from_bounding_set, may_override_permissions, 0, 0, 0):
-            raise OSError("cannot give up the right to write anywhere")
+def without_privileges(variables):
+    return variables | {command.NO_PRIVILEGES: "1"}
 
 
 @pytest.fixture
@@ -114,9 +106,7 @@ def test_a_read_only_folder_is_refused_and_left_alone(which, request, tmp_path, 
     arguments, variables, earlier, _ = request.getfixturevalue(which)
     out = shutil.copytree(earlier, tmp_path / "out")
     read_only(out)
-    result = processes.run(
-        [*arguments, "--out", str(out)], variables, preexec_fn=without_privileges
-    )
+    result = processes.run([*arguments, "--out", str(out)], without_privileges(variables))
     command = f"rvrs {arguments[0]}: "
     check_one_line(result, f"{command}cannot write to --out {out}: Permission denied.")
     assert exact(out) == exact(earlier)
@@ -132,8 +122,7 @@ def test_a_read_only_folder_of_results_is_named_and_left_alone(
     read_only(out / place)
     result = processes.run(
         [*arguments, "--datasets", "one", "--out", str(out)],
-        variables,
-        preexec_fn=without_privileges,
+        without_privileges(variables),
     )
     check_one_line(result, "rvrs reproduce: ", str(out / place), "Permission denied")
     assert exact(out).items() >= exact(part).items()
