@@ -10,6 +10,7 @@ FINE = {
     "acceptance": 0.1,
     "target_acceptance": 0.1,
     "num_capped": 0,
+    "num_without_gradient": 0,
     "num_steps": 100,
     "missing_evidence": 0.01,
 }
@@ -43,6 +44,15 @@ def test_weights_that_agree_have_no_tail():
     assert np.isnan(none.khat)
 
 
+def test_the_largest_weights_have_no_tail_where_they_agree_unless_they_are_too_few_to_tell():
+    # A density with a jump, and the rounding of float32 on top of it.
+    rng = np.random.default_rng(3)
+    jump = 3.0 * (rng.random(10_000) < 0.3) + 1e-6 * rng.standard_normal(10_000)
+    assert diagnostics.smooth(jump).khat == 0
+    assert diagnostics.smooth(np.round(jump)).khat == 0
+    assert np.isinf(diagnostics.smooth(np.zeros(3)).khat)
+
+
 def test_weights_that_are_not_finite_are_refused():
     with pytest.raises(ValueError, match="log_weights must be finite"):
         diagnostics.smooth(np.array([0.0, np.nan]))
@@ -60,6 +70,7 @@ def test_a_good_fit_raises_no_concern():
         ({"acceptance": 0.079}, r"-21 % off its target 0\.1"),
         ({"acceptance": 0.121}, r"\+21 % off"),
         ({"num_capped": 3}, "max_proposals was hit in 3 of 100 steps"),
+        ({"num_without_gradient": 3}, "3 of 100 steps had no finite gradient"),
         ({"missing_evidence": 0.11}, r"ELBO is 0\.11 below the log evidence"),
     ],
 )

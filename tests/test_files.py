@@ -256,3 +256,51 @@ def test_no_damage_does_more_than_be_refused(count, tmp_path):
         else:
             assert all(array.nbytes <= len(content) + 100 for array in arrays.values())
     assert refused > count / 2
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array([0, 2], np.uint8).view(bool),
+        np.array([0x110000], np.uint32).view("U1"),
+        np.array([0xD800], np.uint32).view("U1"),
+    ],
+)
+def test_bytes_that_are_no_values_of_their_type_are_refused(array, tmp_path):
+    path = tmp_path / "arrays.npz"
+    write_zip(path, [("x.npy", npy(array))])
+    with pytest.raises(files.DamagedError, match=r"truth values|not Unicode"):
+        files.read_arrays(path)
+
+
+def test_json_is_read_with_the_numbers_that_only_python_has():
+    assert files.parse_json(b'{"a": [1, Infinity], "b": "\xc3\xa4"}') == {
+        "a": [1, float("inf")],
+        "b": "ä",
+    }
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"\xff",
+        b"\xef\xbb\xbf{}",
+        '{"a": 1}'.encode("utf-16"),
+        b'{"a": 1, "a": 1}',
+        b'{"b": {"a": 1, "a": 2}}',
+        b"[" * 101 + b"]" * 101,
+        b"[" * 100_000,
+        b"[" * 100_000 + b"]" * 100_000,
+        b'{"a":' * 101 + b"1" + b"}" * 101,
+        b"9" * 5000,
+    ],
+)
+def test_a_text_that_is_not_json_or_ambiguous_or_deep_is_refused(content):
+    with pytest.raises(files.DamagedError):
+        files.parse_json(content)
+
+
+def test_json_may_be_nested_more_than_anything_that_is_written():
+    assert files.parse_json(b"[" * 99 + b"]" * 99)

@@ -14,7 +14,7 @@ from rvrs.storage import Checkpoint
 @pytest.fixture
 def checkpoint():
     arrays = {"run[0].x": np.arange(6.0).reshape(2, 3), "keys[0]": np.array([1, 2], np.uint32)}
-    return Checkpoint({"proposal": "mvn", "figures": {"elbo": -1.25}}, arrays)
+    return Checkpoint({"proposal": "mvn", "settings": {"prior": -1.25}}, arrays)
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def path(tmp_path, checkpoint):
 def test_what_is_written_is_read_bit_for_bit(path, checkpoint):
     got = storage.read(path)
     assert got.header["proposal"] == "mvn"
-    assert got.header["figures"] == {"elbo": -1.25}
+    assert got.header["settings"] == {"prior": -1.25}
     assert got.arrays.keys() == checkpoint.arrays.keys()
     for name, array in checkpoint.arrays.items():
         np.testing.assert_array_equal(got.arrays[name], array)
@@ -84,11 +84,11 @@ def test_a_changed_byte_is_noticed_wherever_it_is(path):
             np.testing.assert_array_equal(got.arrays[name], before.arrays[name])
 
 
-def test_a_changed_figure_is_noticed(path, tmp_path):
+def test_a_changed_setting_is_noticed(path, tmp_path):
     with np.load(path) as file:
         members = dict(file)
     header = json.loads(members["header"].tobytes())
-    header["figures"]["elbo"] = 0.0
+    header["settings"]["prior"] = 0.0
     members["header"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
     forged = tmp_path / "forged.npz"
     np.savez(forged, **members)
@@ -150,3 +150,60 @@ def test_arguments_are_told_apart_by_content():
     assert one == storage.describe_arguments(((y.copy(), 5, "a"), {"flag": True}))
     other = storage.describe_arguments(((y + 1e-9, 5, "a"), {"flag": False}))
     assert storage.differences(one, other) == ["[0][0]", "[1]['flag']"]
+
+
+FIGURES = dict.fromkeys(storage._FIGURES, 1.0) | {"num_draws": 5, "warnings": ["doubtful"]}
+FINISHED = {
+    "proposal": "mvn",
+    "num_steps": 3,
+    "steps_done": 3,
+    "settings": {"target_acceptance": 0.1},
+    "figures": FIGURES,
+}
+HISTORY = {"run[2].elbo": np.zeros(3)}
+
+
+def test_a_finished_fit_may_have_figures_that_are_not_finite(tmp_path):
+    path = tmp_path / "fit.npz"
+    storage.write(path, Checkpoint(FINISHED | {"figures": FIGURES | {"khat": np.nan}}, HISTORY))
+    assert np.isnan(storage.read(path).header["figures"]["khat"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "wrong"),
+    [
+        ({"proposal": 3}, "proposal"),
+        ({"proposal": None}, "proposal"),
+        ({"steps_done": 4}, "steps_done"),
+        ({"steps_done": 10**18}, "steps_done"),
+        ({"steps_done": -1}, "steps_done"),
+        ({"steps_done": "3"}, "steps_done"),
+        ({"steps_done": True}, "steps_done"),
+        ({"settings": {}}, "settings: target_acceptance"),
+        ({"settings": {"target_acceptance": [0.1]}}, "settings: target_acceptance"),
+        ({"settings": []}, "settings"),
+        ({"figures": 3}, "figures"),
+        ({"figures": {}}, "figures: acceptance, figures: elbo"),
+        ({"figures": FIGURES | {"elbo": "1"}}, "figures: elbo"),
+        ({"figures": FIGURES | {"warnings": "doubtful"}}, "figures: warnings"),
+        ({"figures": FIGURES | {"guide": 1}}, "figures: guide"),
+        ({"guide": "AutoSemiRVRS"}, "batch_size, figures: acceptance_range"),
+        ({"learning_rate": "fast"}, "learning_rate"),
+    ],
+)
+def test_a_header_that_says_nonsense_is_refused_whatever_its_digest(tmp_path, fields, wrong):
+    path = tmp_path / "fit.npz"
+    storage.write(path, Checkpoint(FINISHED, HISTORY))
+    assert storage.read(path).header["steps_done"] == 3
+    storage.write(path, Checkpoint(FINISHED | fields, HISTORY))
+    with pytest.raises(storage.CheckpointError, match=f"something else in its place: .*{wrong}"):
+        storage.read(path)
+
+
+@pytest.mark.parametrize("name", ["proposal", "steps_done", "settings"])
+def test_a_finished_fit_that_lacks_a_field_is_refused(tmp_path, name):
+    path = tmp_path / "fit.npz"
+    header = {field: value for field, value in FINISHED.items() if field != name}
+    storage.write(path, Checkpoint(header, HISTORY))
+    with pytest.raises(storage.CheckpointError, match=name):
+        storage.read(path)

@@ -244,6 +244,8 @@ def as_json(options: Options, outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Everything that was found, with what it was asked for."""
     reference = _reference(outcomes)
     return {
+        "format": "rvrs-comparison",
+        "version": 1,
         "rvrs": version("rvrs"),
         "model_file": str(options.model_file),
         "model": options.model,

@@ -46,7 +46,7 @@ from urllib.request import urlopen
 import numpy as np
 
 from rvrs import files
-from rvrs.core.arguments import check_choice, check_count
+from rvrs.core.arguments import check_choice, check_count, check_seed
 
 
 class Dataset(NamedTuple):
@@ -149,8 +149,7 @@ def load(name: str, *, num_rows: int | None = None, seed: int = 0) -> Dataset:
     check_choice("name", name, names())
     if num_rows is not None:
         check_count("num_rows", num_rows)
-    if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**32:
-        raise ValueError(f"seed must be a whole number from 0 to 2**32 - 1, got {seed!r}.")
+    check_seed("seed", seed)
 
     arrays = _bundled() if name == _BUNDLED else _read(_find(name), _FILES[name])
     covariates, covariate_names = arrays.features, tuple(arrays.feature_names.tolist())
@@ -214,29 +213,36 @@ def _bundled_digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _read_images(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    with path.open("rb") as file:
-        try:
-            with np.load(file, allow_pickle=False) as archive:
-                parts = archive["x_train"], archive["x_test"]
-        # A broken archive raises whatever NumPy, zipfile and zlib raise, which has no common base.
-        except Exception as error:
-            problem = "it is not a NumPy archive (.npz) with the arrays x_train and x_test"
-            raise _unusable(path, problem) from error
-    for part in parts:
+    train, test = _read_arrays(path, "x_train", "x_test")
+    for part in (train, test):
         if part.ndim != 2 or part.shape[1] != _MNIST_PIXELS or not len(part):
             problem = f"images have the shape {part.shape} instead of (rows, {_MNIST_PIXELS})"
             raise _unusable(path, problem)
         if part.dtype != np.uint8 or part.max() > 1:
             raise _unusable(path, "images are not bytes of 0 and 1")
-    return parts
+    return train, test
+
+
+def _read_arrays(path: Path, *names: str) -> list[np.ndarray]:
+    try:
+        found = files.read_arrays(path, compressed=True)
+    except files.DamagedError as error:
+        problem = f"it is not a NumPy archive (.npz) of plain arrays, or is damaged ({error})"
+        raise _unusable(path, problem) from error
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise _unusable(path, f"it lacks the arrays {', '.join(missing)}")
+    return [found[name] for name in names]
 
 
 def _standardised_with_intercept(features: np.ndarray) -> np.ndarray:
     # In double precision, as the mean of a column can be much larger than its spread.
     features = features.astype(np.float64)
-    # Rounding can give a constant column a tiny standard deviation. Such a column becomes 0.
+    # Rounding can give a constant column a tiny standard deviation. Such a column becomes 0, and
+    # so does one whose squares are too small for a number.
     constant = features.min(axis=0) == features.max(axis=0)
-    scale = np.where(constant, np.inf, features.std(axis=0))
+    spread = features.std(axis=0)
+    scale = np.where(constant | (spread == 0), np.inf, spread)
     standardised = (features - features.mean(axis=0)) / scale
     return np.column_stack([standardised, np.ones(len(features))])
 
@@ -258,17 +264,7 @@ def _bundled() -> _Arrays:
 
 
 def _read(path: Path, expected: _File) -> _Arrays:
-    with path.open("rb") as file:
-        problem = "it is not a NumPy archive (.npz) of plain arrays"
-        try:
-            with np.load(file, allow_pickle=False) as archive:
-                missing = [key for key in ("X", "y", "feature_names") if key not in archive]
-                if missing:
-                    problem = f"it lacks the arrays {', '.join(missing)}"
-                arrays = _Arrays(archive["X"], archive["y"], archive["feature_names"])
-        # A broken archive raises whatever NumPy, zipfile and zlib raise, which has no common base.
-        except Exception as error:
-            raise _unusable(path, problem) from error
+    arrays = _Arrays(*_read_arrays(path, "X", "y", "feature_names"))
     problem = _problem(arrays, expected)
     if problem:
         raise _unusable(path, problem)
@@ -288,6 +284,8 @@ def _problem(arrays: _Arrays, expected: _File) -> str | None:
     for key, array in (("X", features), ("y", responses)):
         if array.dtype.kind not in "fiu" or not np.isfinite(array).all():
             return f"{key} has values that are not finite numbers"
+        if np.abs(array.astype(np.float64)).max() > np.finfo(np.float32).max:
+            return f"{key} has values that are too large for single precision"
     if expected.binary and not np.isin(responses, (0, 1)).all():
         return "y has values other than 0 and 1"
     return None

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rvrs.core.arguments import check_count, check_numbers, check_seed
+
 # Above this, importance weights have so heavy a tail that they cannot be relied on (Vehtari et
 # al., "Pareto smoothed importance sampling").
 KHAT_LIMIT = 0.7
@@ -17,6 +19,8 @@ EVIDENCE_LIMIT = 0.1
 # Log weights that differ by less than this are equal for all that can be done with them; the tail
 # of what is left of them is rounding.
 _NEGLIGIBLE_SPREAD = 0.01
+# The least number of largest weights that a tail can be fitted to; there is none for fewer.
+_SHORTEST_TAIL = 5
 
 
 class Smoothed(NamedTuple):
@@ -33,13 +37,15 @@ class Smoothed(NamedTuple):
 def smooth(log_weights: np.ndarray) -> Smoothed:
     """Pareto-smooth the log weights of independent draws (PSIS, through ArviZ).
 
-    Weights that all agree within one percent have no tail to speak of: k-hat is 0 then.
+    Where the largest weights agree within one percent there is no tail to speak of: k-hat is 0.
     """
-    log_weights = np.asarray(log_weights, float)
-    if log_weights.size == 0:
-        return Smoothed(log_weights, math.nan, 0.0)
+    log_weights = check_numbers("log_weights", log_weights)
+    if log_weights.ndim != 1:
+        raise ValueError(f"log_weights must be (n,), got the shape {log_weights.shape}.")
     if not np.all(np.isfinite(log_weights)):
         raise ValueError("log_weights must be finite; leave out draws that were not completed.")
+    if log_weights.size < 2:  # there is nothing to tell them by
+        return Smoothed(np.ones_like(log_weights), math.nan, float(log_weights.size))
     with warnings.catch_warnings():
         # What ArviZ has to say about k-hat, the fit says in its own words; and it announces its
         # own refactoring at import.
@@ -48,7 +54,10 @@ def smooth(log_weights: np.ndarray) -> Smoothed:
     weights = np.exp(np.asarray(smoothed, float) - np.max(smoothed))
     weights /= weights.sum()
     ess = float(1 / np.sum(weights**2))
-    if np.ptp(log_weights) < _NEGLIGIBLE_SPREAD:
+    # The tail that PSIS fits, and the largest weight below it.
+    length = math.ceil(min(log_weights.size / 5, 3 * math.sqrt(log_weights.size)))
+    largest = np.sort(log_weights)[-length - 1 :]
+    if length >= _SHORTEST_TAIL and np.ptp(largest) < _NEGLIGIBLE_SPREAD:
         khat = 0.0
     return Smoothed(weights, float(khat), ess)
 
@@ -59,6 +68,7 @@ def concerns(
     acceptance: float,
     target_acceptance: float | None,
     num_capped: int,
+    num_without_gradient: int,
     num_steps: int,
     missing_evidence: float,
 ) -> tuple[str, ...]:
@@ -83,6 +93,12 @@ def concerns(
             f"max_proposals was hit in {num_capped} of {num_steps} steps, which were skipped: "
             "the proposal was far from the posterior then. Take more steps, or raise "
             "max_proposals."
+        )
+    if num_without_gradient:
+        found.append(
+            f"{num_without_gradient} of {num_steps} steps had no finite gradient and were skipped: "
+            "the model's density is finite there but its derivative is not, e.g. that of a square "
+            "root at 0 or of what a jnp.where leaves out. Training may have stopped where it was."
         )
     if missing_evidence > EVIDENCE_LIMIT:
         found.append(
@@ -115,8 +131,12 @@ def max_sliced_wasserstein(
     Draws of the same distribution are some way apart as well: compare with the distance of two
     sets of reference draws of the same sizes.
     """
-    draws, reference = np.asarray(draws, np.float64), np.asarray(reference, np.float64)
-    if draws.ndim != 2 or reference.ndim != 2 or draws.shape[1] != reference.shape[1]:
+    draws, reference = check_numbers("draws", draws), check_numbers("reference", reference)
+    check_count("num_projections", num_projections)
+    check_count("num_replicates", num_replicates)
+    check_seed("seed", seed)
+    shapes = draws.shape, reference.shape
+    if any(len(shape) != 2 or 0 in shape for shape in shapes) or shapes[0][1] != shapes[1][1]:
         raise ValueError(
             f"draws and reference must be (n, D) and (m, D), got {draws.shape} and "
             f"{reference.shape}."

@@ -128,13 +128,17 @@ def fit(
     arguments = (model_args, _checked_kwargs(model_kwargs))
     checks.check_key("rng_key", rng_key)
     checks.check_callable("model", model, _A_MODEL)
-    _numpyro.check_signature(model, arguments, "model cannot be called with model_args")
+    _numpyro.check_signature(model, arguments, _THE_CALL)
     checks.check_target_acceptance(target_acceptance, epsilon=0)
     checks.check_count("num_steps", num_steps)
     checks.check_count("num_evaluation_draws", num_evaluation_draws)
     checks.check_reporting(progress, callback, checkpoint, resume)
+    if proposal is None:
+        raise ValueError('proposal must not be None; leave it out, or name one such as "mvn".')
     if guide is not None:
         _check_guide(guide, model, proposal, target_acceptance)
+        target_acceptance = guide.settings.target_acceptance
+    checks.check_block(num_evaluation_draws, target_acceptance, "num_evaluation_draws")
     if isinstance(guide, AutoSemiRVRS):
         if num_evaluation_draws != _EVALUATION_DRAWS:
             raise ValueError(
@@ -201,7 +205,9 @@ def load(
     arguments = (model_args, _checked_kwargs(model_kwargs))
     checks.check_file("path", path)
     checks.check_callable("model", model, _A_MODEL)
-    _numpyro.check_signature(model, arguments, "model cannot be called with model_args")
+    _numpyro.check_signature(model, arguments, _THE_CALL)
+    if guide is not None:
+        _check_guide(guide, model, "auto", _TARGET_ACCEPTANCE)
     stored = storage.read(path)
     header = stored.header
     if "figures" not in header:
@@ -209,8 +215,6 @@ def load(
             f"{path} holds a fit that is not finished; go on with "
             f"rvrs.fit(..., resume={str(path)!r})."
         )
-    if guide is not None:
-        _check_guide(guide, model, "auto", _TARGET_ACCEPTANCE)
     if (header.get("guide") == "AutoSemiRVRS") != isinstance(guide, AutoSemiRVRS):
         kind = header.get("guide", "AutoRVRS")
         raise ValueError(f"{path} holds a fit of rvrs.{kind}; pass a guide built alike.")
@@ -235,6 +239,7 @@ def load(
 
 _WORDS = ("diagonal", "mvn", "low_rank")
 _A_MODEL = "a NumPyro model (a function)"
+_THE_CALL = "model cannot be called with model_args and model_kwargs"
 
 
 def _checked_kwargs(model_kwargs: dict[str, Any] | None) -> dict[str, Any]:
@@ -382,6 +387,7 @@ def _evaluate(
             acceptance=acceptance,
             target_acceptance=settings.target_acceptance if settings.threshold is None else None,
             num_capped=int(run.history.capped.sum()),
+            num_without_gradient=int((run.history.skipped & ~run.history.capped).sum()),
             num_steps=run.steps_done,
             missing_evidence=float(evidence.log_evidence - evidence.elbo),
         ),

@@ -12,6 +12,7 @@ from rvrs.core import arguments
 from rvrs.core.evidence import Evidence
 from rvrs.core.problem import PRNGKey, PyTree
 
+_USUAL_CHUNK = 1000
 State = Any
 Info = Any
 
@@ -35,7 +36,7 @@ def run(
     state: State,
     num_steps: int,
     *,
-    chunk_size: int = 1000,
+    chunk_size: int = _USUAL_CHUNK,
     callback: Callable[[int, State, Info], None] | None = None,
 ) -> tuple[State, Info]:
     """Take ``num_steps`` steps and return the last state and the infos of all steps.
@@ -52,6 +53,10 @@ def run(
     arguments.check_count("chunk_size", chunk_size)
     if callback is not None:
         arguments.check_callable("callback", callback, "a function or None")
+    arguments.check_arrays("state", state, "what algorithm.init or run returned")
+    # Room for the infos of steps that are not taken would be wasted; but below the usual number
+    # it serves to have one program for all numbers of steps.
+    chunk_size = min(chunk_size, max(num_steps, _USUAL_CHUNK))
     infos = []
     for start in range(0, num_steps, chunk_size):
         length = min(chunk_size, num_steps - start)
@@ -102,9 +107,14 @@ def _run_chunk(
     return steps(step, rng_key, state, start, length, chunk_size)
 
 
-def if_finite(checked: PyTree, new: PyTree, old: PyTree) -> Any:
-    """What a step has changed, if all that it rests on is finite; what was there otherwise."""
-    finite = jax.tree.reduce(
+def all_finite(checked: PyTree) -> jax.Array:
+    """Whether all that a step rests on, its gradient among it, is finite."""
+    return jax.tree.reduce(
         lambda ok, leaf: ok & jnp.all(jnp.isfinite(leaf)), checked, jnp.array(True)
     )
+
+
+def if_finite(checked: PyTree, new: PyTree, old: PyTree) -> Any:
+    """What a step has changed, if all that it rests on is finite; what was there otherwise."""
+    finite = all_finite(checked)
     return jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)

@@ -4,8 +4,10 @@ A model is a function in a Python file; data are the columns of a CSV file or th
 ``.npz`` file. They meet by name, see :func:`arguments`.
 """
 
+import array
 import csv
 import inspect
+import io
 import math
 import sys
 import traceback
@@ -14,8 +16,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+
+from rvrs import files
+from rvrs.core.arguments import shown
 
 ALL_COLUMNS = "data"
 """A parameter of this name gets a dict of all columns, unless a column has that name."""
@@ -102,25 +108,29 @@ def read_data(path: Path) -> dict[str, np.ndarray]:
 
 def _read_csv(path: Path) -> dict[str, np.ndarray]:
     # With the mark that spreadsheets put in front of UTF-8, if there is one.
-    with path.open(newline="", encoding="utf-8-sig") as file:
+    with io.TextIOWrapper(
+        io.BufferedReader(files.open_to_read(path)), encoding="utf-8-sig", newline=""
+    ) as file:
         reader = csv.reader(file, strict=True)
         try:
-            rows = [(reader.line_num, row) for row in reader]
+            return _read_table(path, ((reader.line_num, row) for row in reader))
         except csv.Error as error:
             raise UserFileError(f"{path}, line {reader.line_num}: {error}.") from error
         except UnicodeDecodeError as error:
             raise UserFileError(f"{path} is not UTF-8 text; store it as CSV in UTF-8.") from error
-    while rows and not any(cell.strip() for cell in rows[-1][1]):
-        rows.pop()  # empty lines at the end
-    if not rows:
+
+
+def _read_table(path: Path, lines: Iterator[tuple[int, list[str]]]) -> dict[str, np.ndarray]:
+    lines = _without_empty_end(lines)
+    _, header = next(lines, (1, None))
+    if header is None:
         raise UserFileError(f"{path} is empty; its first line must hold the names of the columns.")
-    (_, header), *rows = rows
     names = _column_names(path, header)
-    if not rows:
-        raise UserFileError(f"{path} has names of columns but no rows.")
-    columns: list[list[float]] = [[] for _ in names]
+    # Eight bytes for every number while the table is read: cells of text would take ten times that.
+    columns = [array.array("d") for _ in names]
     whole = [True] * len(names)
-    for line, row in rows:
+    line = 0
+    for line, row in lines:
         if len(row) != len(names):
             raise UserFileError(
                 f"{path}, line {line}: {len(row)} values instead of {len(names)}, the number of "
@@ -134,26 +144,49 @@ def _read_csv(path: Path) -> dict[str, np.ndarray]:
                 raise UserFileError(f"{place}: {error}.") from None
             columns[index].append(value)
             whole[index] &= is_whole
+    if not line:
+        raise UserFileError(f"{path} has names of columns but no rows.")
     return {
         name: np.array(column, np.int32 if integers else np.float64)
         for name, column, integers in zip(names, columns, whole, strict=True)
     }
 
 
+def _without_empty_end(
+    lines: Iterator[tuple[int, list[str]]],
+) -> Iterator[tuple[int, list[str]]]:
+    """All but the empty lines at the end; of several in between, only the first is needed."""
+    empty = None
+    for line, row in lines:
+        if any(cell.strip() for cell in row):
+            if empty is not None:
+                yield empty
+            empty = None
+            yield line, row
+        elif empty is None:
+            empty = line, row
+
+
 def _column_names(path: Path, header: list[str]) -> list[str]:
     names = [cell.strip() for cell in header]
     if len(names) == 1 and any(separator in names[0] for separator in ";\t"):
-        raise UserFileError(f"{path} has a single column {names[0]!r}; separate columns by commas.")
+        raise UserFileError(
+            f"{path} has a single column {shown(names[0])}; separate columns by commas."
+        )
+    if not names:
+        raise UserFileError(f"{path}, line 1 is empty; it must hold the names of the columns.")
+    known = set()
     for position, name in enumerate(names, start=1):
         if not name:
             raise UserFileError(f"{path}, line 1: column {position} has no name.")
         if _is_number(name):
             raise UserFileError(
-                f"{path}, line 1: {name!r} is a number; the first line must hold the names of the "
-                "columns."
+                f"{path}, line 1: {shown(name)} is a number; the first line must hold the names of "
+                "the columns."
             )
-        if names.index(name) + 1 < position:
-            raise UserFileError(f"{path}, line 1: two columns are called {name!r}.")
+        if name in known:
+            raise UserFileError(f"{path}, line 1: two columns are called {shown(name)}.")
+        known.add(name)
     return names
 
 
@@ -172,32 +205,37 @@ def _parse(cell: str) -> tuple[float, bool]:
         raise ValueError("the value is missing")
     # Python reads 1_000 as a number, which is more likely to be a mistake in a table.
     if not _is_number(text) or "_" in text:
-        raise ValueError(f"{text!r} is not a number")
+        raise ValueError(f"{shown(text)} is not a number")
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text!r} is not a finite number")
+        raise ValueError(f"{shown(text)} is not a finite number")
     return value, text.lstrip("+-").isdecimal() and abs(value) <= _LARGEST_INTEGER
 
 
 def _read_npz(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        try:
-            with np.load(file, allow_pickle=False) as archive:
-                arrays = {name: archive[name] for name in archive.files}
-        # A broken archive raises whatever NumPy, zipfile and zlib raise, which has no common base.
-        except Exception as error:
-            raise UserFileError(f"{path} is not an .npz file of plain arrays.") from error
+    try:
+        arrays = files.read_arrays(path, compressed=True)
+    except files.DamagedError as error:
+        raise UserFileError(
+            f"{path} is not an .npz file of plain arrays, or is damaged ({error})."
+        ) from error
     if not arrays:
         raise UserFileError(f"{path} holds no arrays.")
-    for name, array in arrays.items():
-        if array.dtype.kind not in "biuf":
+    for name, found in arrays.items():
+        if found.dtype.kind not in "biuf":
             raise UserFileError(
-                f"{path}: array {name!r} holds {array.dtype} instead of real numbers."
+                f"{path}: array {shown(name)} holds {found.dtype} instead of real numbers."
             )
-        if not np.isfinite(array).all():
-            raise UserFileError(f"{path}: array {name!r} has values that are not finite.")
-    # Numbers are mostly sizes, which have to be known when a model is compiled.
-    return {name: array.item() if array.ndim == 0 else array for name, array in arrays.items()}
+        if not np.isfinite(found).all():
+            raise UserFileError(f"{path}: array {shown(name)} has values that are not finite.")
+    # Numbers are mostly sizes, which have to be known when a model is compiled. JAX takes no
+    # arrays of another machine's byte order.
+    return {
+        name: found.item()
+        if found.ndim == 0
+        else found.astype(found.dtype.newbyteorder("="), copy=False)
+        for name, found in arrays.items()
+    }
 
 
 class ModelArguments(NamedTuple):
@@ -229,7 +267,7 @@ def arguments(
     source
         What the columns are from, for messages.
     """
-    taken = {name: _as_argument(value) for name, value in (columns or {}).items()}
+    taken = {name: _as_argument(name, value) for name, value in (columns or {}).items()}
     args, kwargs, given, defaulted = [], {}, [], []
     for parameter in _parameters(model):
         name = parameter.name
@@ -269,6 +307,17 @@ def _parameters(model: Callable[..., Any]) -> Iterator[inspect.Parameter]:
             yield parameter
 
 
-def _as_argument(value: Any) -> Any:
+def _as_argument(name: str, value: Any) -> Any:
+    if not isinstance(value, np.ndarray):
+        return value
     # JAX's precision, 32 bits unless the user's file asked for more.
-    return jnp.asarray(value) if isinstance(value, np.ndarray) else value
+    kind = jax.dtypes.canonicalize_dtype(value.dtype)
+    if kind.kind in "iu" and np.any(value != value.astype(kind)):
+        value, kind = value.astype(np.float64), jax.dtypes.canonicalize_dtype(np.float64)
+    with np.errstate(over="ignore"):
+        converted = value.astype(kind)
+    if not np.isfinite(converted).all():
+        raise UserFileError(
+            f"array {shown(name)} has values that are too large for {kind}; scale them."
+        )
+    return jnp.asarray(converted)

@@ -92,6 +92,7 @@ class Fit:
         """
         checks.check_key("rng_key", rng_key)
         checks.check_count("num_samples", num_samples)
+        checks.check_flag("resample", resample)
         args, kwargs = self.arguments
         if not resample:
             return self.guide.sample_posterior(
@@ -157,6 +158,7 @@ class Fit:
 
         Returns the figure, and saves it if ``path`` is given.
         """
+        checks.check_optional_file("path", path)
         args, kwargs = self.arguments
         fitted = self.sample(jax.random.key(0), _SUMMARY_DRAWS)
         proposed = self.guide.propose_latent(
@@ -175,6 +177,7 @@ class Fit:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Store the fit in one file (no pickle), for :func:`rvrs.load` and for resuming."""
+        checks.check_file("path", path)
         write(path, self.checkpoint)
 
     def _draw(self, rng_key: PRNGKey, num_samples: int) -> PosteriorDraws:

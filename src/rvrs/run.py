@@ -95,7 +95,7 @@ def _first(
 
 def _no_history(state: TrainState) -> TrainInfo:
     dtype = state.guide_state["value"].dtype
-    kinds: Any = (dtype, dtype, dtype, np.int32, bool)
+    kinds: Any = (dtype, dtype, dtype, np.int32, bool, bool)
     return TrainInfo(*[cast(Any, np.zeros(0, kind)) for kind in kinds])
 
 

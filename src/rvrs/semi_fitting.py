@@ -95,7 +95,7 @@ def first_run(rng_key: PRNGKey, state: SemiTrainState) -> SemiRun:
 def no_history(state: SemiTrainState) -> SemiTrainInfo:
     """The history of no steps."""
     dtype = state.guide_state["value"].dtype
-    kinds: Any = (dtype, dtype, np.int32, np.int32)
+    kinds: Any = (dtype, dtype, np.int32, np.int32, bool)
     return SemiTrainInfo(*[np.zeros(0, kind) for kind in kinds])  # pyright: ignore
 
 
@@ -336,9 +336,10 @@ def evaluate(
     return posterior.summarize(parts, data.num_points)
 
 
-# Shares of points, and of the target, beyond which a fit is doubtful.
+# Share of points beyond which a fit is doubtful, and of the target acceptance below which one of
+# them is.
 _DROPPED_LIMIT = 0.2
-_ACCEPTANCE_LIMIT = 1.5
+_ACCEPTANCE_LIMIT = 0.2
 
 
 def _concerns(trainer: Trainer, history: SemiTrainInfo, found: posterior.SemiEvidence) -> list[str]:
@@ -350,12 +351,23 @@ def _concerns(trainer: Trainer, history: SemiTrainInfo, found: posterior.SemiEvi
             "left out, which biases the fit; raise num_proposals (or max_proposals), or use "
             "sampler='exact'."
         )
-    skipped = np.mean(~np.isfinite(history.elbo))
+    skipped = np.mean(history.skipped)
     if skipped > 0:
         concerns.append(
-            f"{100 * skipped:.2g} % of the steps had no finite loss and were skipped; check the "
-            "data and the model's density."
+            f"{100 * skipped:.2g} % of the steps had no finite loss or gradient and were skipped; "
+            "check the data and the model's density."
         )
+    if trainer.guide.settings.threshold is None:
+        acceptances = np.exp(np.asarray(found.log_normalizer, float))
+        target = trainer.guide.settings.target_acceptance
+        num_low = int(np.sum(acceptances < _ACCEPTANCE_LIMIT * target))
+        if num_low:
+            concerns.append(
+                f"{num_low} of {acceptances.size} data points accept less than "
+                f"{_ACCEPTANCE_LIMIT:g} of the target {target:g} whatever their threshold: their "
+                "density may be non-finite over most of the proposal; check the model's support "
+                "and the data there."
+            )
     # The bias has been taken away; what is left is of the order of its square, for each point.
     if found.elbo_bias**2 / trainer.data.num_points > found.elbo_error:
         concerns.append(

@@ -112,6 +112,7 @@ class SemiFit:
 
         Returns the figure, and saves it if ``path`` is given.
         """
+        checks.check_optional_file("path", path)
         return plots.plot_semi_fit(
             losses=self.losses,
             acceptances=self.acceptances,
@@ -123,6 +124,7 @@ class SemiFit:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Store the fit in one file (no pickle), for :func:`rvrs.load` and for resuming."""
+        checks.check_file("path", path)
         write(path, self.checkpoint)
 
     def _global_names(self) -> tuple[str, ...]:

@@ -55,6 +55,8 @@ class SemiTrainInfo(NamedTuple):
     """Over all points of the batch."""
     num_dropped: jax.Array
     """Points of the batch that did not get their draws."""
+    skipped: jax.Array
+    """Whether the step moved T alone, for want of a finite loss and gradient."""
 
 
 class Trainer(NamedTuple):
@@ -217,13 +219,15 @@ def _step(
         rate = decay * trainer.rate(value)
         moved[name] = optax.apply_updates(value, optax.tree.scale(-rate, updates[name]))
     # A step without draws, or with a density that has no finite gradient there, is skipped.
+    checked = (negative, gradient)
     trainable, opt_state = loop.if_finite(
-        (negative, gradient), (moved, opt_state), (state.trainable, state.opt_state)
+        checked, (moved, opt_state), (state.trainable, state.opt_state)
     )
     info = SemiTrainInfo(
         elbo=-negative * num_points,
         acceptance=guide_state["acceptance"],
         num_proposals=guide_state["num_proposals"],
         num_dropped=guide_state["num_dropped"] - state.guide_state["num_dropped"],
+        skipped=~loop.all_finite(checked),
     )
     return SemiTrainState(trainable, opt_state, guide_state), info

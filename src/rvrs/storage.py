@@ -1,13 +1,15 @@
 """Fits in files: one ``.npz`` of plain arrays and a JSON header, nothing that could run.
 
 The header says what the file is, which versions and settings made it, and which model and data it
-belongs to. A digest over everything tells a damaged or changed file.
+belongs to. A digest over everything tells a damaged or changed file. The format is described in
+docs/formats.md.
 """
 
 import hashlib
 import json
 import platform
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
@@ -18,6 +20,7 @@ import jax
 import numpy as np
 
 from rvrs import files
+from rvrs.core.arguments import shown
 from rvrs.core.problem import PyTree
 
 _FORMAT = "rvrs-fit"
@@ -93,8 +96,8 @@ def read(path: str | PathLike[str]) -> Checkpoint:
     if _HEADER not in arrays:
         raise _not_ours(path)
     try:
-        header = json.loads(arrays.pop(_HEADER).tobytes())
-    except (ValueError, RecursionError) as error:
+        header = files.parse_json(arrays.pop(_HEADER).tobytes())
+    except files.DamagedError as error:
         raise _damaged(path) from error
     if not isinstance(header, dict) or header.get("format") != _FORMAT:
         raise _not_ours(path)
@@ -102,13 +105,100 @@ def read(path: str | PathLike[str]) -> Checkpoint:
         versions = header.get("versions")
         wrote = versions.get("rvrs", "") if isinstance(versions, dict) else ""
         raise CheckpointError(
-            f"{path} has version {header.get('version')!r} of the format, this is version "
+            f"{path} has version {shown(header.get('version'))} of the format, this is version "
             f"{_VERSION}; use the rvrs {wrote} that wrote it."
         )
     digest = header.pop("digest", None)
     if digest != _digest(header, arrays):
         raise _damaged(path)
+    # Whoever means harm computes the digest anew.
+    wrong = _wrong_fields(header, arrays)
+    if wrong:
+        raise CheckpointError(
+            f"{path} lacks what a file of rvrs has, or has something else in its place: "
+            f"{', '.join(wrong)}; fit again or use a copy."
+        )
     return Checkpoint(header, arrays)
+
+
+def _wrong_fields(header: dict[str, Any], arrays: dict[str, np.ndarray]) -> list[str]:
+    """Names of fields that are not as docs/formats.md says; others than those may be there."""
+    wrong = _wrong("", header, {name: _FIELDS[name] for name in _FIELDS.keys() & header.keys()})
+    if wrong:
+        return wrong
+    required: set[str] = set()
+    if "num_steps" in header or header.get("kind") == "vae":  # a run, finished or not
+        required |= {"steps_done"}
+    if "figures" in header:
+        semi = header.get("guide") == "AutoSemiRVRS"
+        required |= {"steps_done", "settings"}
+        required |= {"batch_size", "learning_rate"} if semi else {"proposal"}
+        figures = _SEMI_FIGURES if semi else _FIGURES
+        wrong += _wrong("figures: ", header["figures"], figures)
+        wrong += [f"figures: {name}" for name in header["figures"].keys() - figures.keys()]
+        if not semi:
+            settings = {"target_acceptance": _is_number}
+            wrong += _wrong("settings: ", header.get("settings", {}), settings)
+    steps = header.get("steps_done")
+    # No more is made of what a file says than there is in it.
+    if steps is not None and not any(array.shape == (steps,) for array in arrays.values()):
+        wrong.append("steps_done")
+    return sorted(set(wrong) | (required - header.keys()))
+
+
+def _wrong(
+    prefix: str, entries: dict[str, Any], fields: dict[str, Callable[[Any], bool]]
+) -> list[str]:
+    return sorted(
+        f"{prefix}{name}"
+        for name, right in fields.items()
+        if name not in entries or not right(entries[name])
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _are_two_numbers(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(_is_number, value))
+
+
+_FIELDS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("proposal", "guide", "kind"), _is_text),
+    **dict.fromkeys(("num_steps", "steps_done", "batch_size"), _is_count),
+    **dict.fromkeys(("settings", "versions", "figures"), _is_object),
+    "learning_rate": lambda value: value is None or _is_number(value),
+}
+_FIGURES: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("elbo", "elbo_error", "log_evidence", "log_evidence_error"), _is_number),
+    **dict.fromkeys(("acceptance", "threshold", "khat", "ess", "seconds"), _is_number),
+    "num_draws": _is_count,
+    "warnings": _are_texts,
+}
+_SEMI_FIGURES: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("elbo", "elbo_error", "elbo_bias"), _is_number),
+    **dict.fromkeys(("marginal_elbo", "marginal_elbo_error"), _is_number),
+    **dict.fromkeys(("acceptance", "seconds"), _is_number),
+    "acceptance_range": _are_two_numbers,
+    "warnings": _are_texts,
+}
 
 
 def _not_ours(path: Path) -> CheckpointError:
@@ -174,7 +264,7 @@ def refuse_differences(
         if isinstance(description, dict) and isinstance(was, dict):
             found += [f"{part}: {name}" for name in differences(was, description)]
         elif was != description:
-            found.append(f"{part} ({was!r} there, {description!r} here)")
+            found.append(f"{part} ({shown(was)} there, {shown(description)} here)")
     if found:
         raise CheckpointError(
             f"{path} was made with something else; these differ: {'; '.join(found)}. Pass what the "

@@ -55,6 +55,8 @@ class TrainInfo(NamedTuple):
     threshold: jax.Array
     num_proposals: jax.Array
     capped: jax.Array
+    skipped: jax.Array
+    """Whether the step moved T alone: it was capped, or had no finite gradient."""
 
 
 def first_trainable(
@@ -168,8 +170,9 @@ def _step(
         )
     )
     # A step without its draws, or with a density that has no finite gradient there, is skipped.
+    checked = (negative, gradient)
     trainable, opt_state = loop.if_finite(
-        (negative, gradient), (moved, opt_state), (state.trainable, state.opt_state)
+        checked, (moved, opt_state), (state.trainable, state.opt_state)
     )
     info = TrainInfo(
         elbo=-negative,
@@ -177,5 +180,6 @@ def _step(
         threshold=state.guide_state["value"][0],
         num_proposals=guide_state["num_proposals"],
         capped=guide_state["num_capped"] > state.guide_state["num_capped"],
+        skipped=~loop.all_finite(checked),
     )
     return TrainState(trainable, opt_state, guide_state), info

@@ -126,10 +126,12 @@ class VAE:
 
     def init_encoder(self, rng_key: PRNGKey) -> Network:
         """Fresh weights, from pixels to the locations and the log scales of ``z``."""
+        check_key("rng_key", rng_key)
         return init_network(rng_key, self.num_pixels, self.num_hidden, 2 * self.num_latent)
 
     def init_decoder(self, rng_key: PRNGKey) -> Network:
         """Fresh weights, from ``z`` to the logits of the pixels."""
+        check_key("rng_key", rng_key)
         return init_network(rng_key, self.num_latent, self.num_hidden, self.num_pixels)
 
     def prior(self) -> dist.Distribution:
@@ -163,6 +165,9 @@ class VAE:
 
     def log_weights(self, rng_key: PRNGKey, params: Params, images: Any, num_samples: int) -> Array:
         """``log p(x, z) - log q(z | x)`` at draws from ``q``, of the shape ``(num_samples, n)``."""
+        check_key("rng_key", rng_key)
+        check_count("num_samples", num_samples)
+        self.check_networks(params)
         posterior = self.encode(params["encoder"], images)
         z: Any = posterior.sample(rng_key, (num_samples,))
         likelihood: Any = self.decode(params["decoder"], z).log_prob(self.checked(images))

@@ -39,6 +39,7 @@ from rvrs import loop, storage
 from rvrs.batches import Batches
 from rvrs.core.arguments import (
     check_block,
+    check_callable,
     check_choice,
     check_count,
     check_kind,
@@ -132,6 +133,8 @@ def guided(vae: VAE, make_guide: Callable[[], Callable[[Any], Any]]) -> Method:
 
     A guide is made whenever a loss is compiled: autoguides remember the size of their first batch.
     """
+    check_kind("vae", vae, VAE, "a rvrs.vae.VAE")
+    check_callable("make_guide", make_guide, "a function without arguments")
 
     # Compiled, since of all that an autoguide does at its first call only the values are needed.
     @jax.jit
@@ -333,8 +336,10 @@ def train(
     """
     check_kind("method", method, Method, "one of vae_training.METHODS, called with a VAE")
     images = check_training(rng_key, images, num_epochs, batch_size, learning_rate)
-    check_kind("params", params or {}, Mapping, "a dict of parameters or None")
-    check_kind("description", description or {}, Mapping, "a dict or None")
+    params = {} if params is None else params
+    description = {} if description is None else description
+    check_kind("params", params, Mapping, "a dict of parameters or None")
+    check_kind("description", description, Mapping, "a dict or None")
     check_reporting(progress, callback, checkpoint, resume)
     if checkpoint is not None:
         storage.check_writable(checkpoint)
@@ -342,8 +347,8 @@ def train(
     init_key, seed_key, step_key = jax.random.split(rng_key, 3)
     # Copies, since the buffers of a step become those of the next one.
     fresh = method.init(init_key)
-    check_start(params or {}, fresh)
-    start = jax.tree.map(jnp.array, fresh | dict(params or {}))
+    check_start(params, fresh)
+    start = jax.tree.map(jnp.array, fresh | dict(params))
     state = first_train_state(method, optimizer, start, len(images))
     seed = tuple(int(word) for word in np.asarray(jax.random.key_data(seed_key)).ravel())
     data = Batches(((images,), {}), (0,), len(images), batch_size, seed)
@@ -351,7 +356,7 @@ def train(
     if checkpoint is not None or resume is not None:
         identity = {
             "kind": "vae",
-            "description": dict(description or {}),
+            "description": dict(description),
             "training": {"seed": list(seed), "num_epochs": num_epochs, "batch_size": batch_size},
             "images": storage.describe_arguments(images),
         }

@@ -20,7 +20,7 @@ import optax
 from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
 
-from rvrs import engine
+from rvrs import engine, loop
 from rvrs.core import arguments, rejection
 from rvrs.core.evidence import Evidence
 from rvrs.core.objectives import Baseline, Estimator, elbo_surrogate
@@ -60,7 +60,10 @@ class RVRSInfo(NamedTuple):
     """T that the step used."""
     num_proposals: jax.Array
     capped: jax.Array
-    """Whether ``max_proposals`` was hit; such a step moves T but not the proposal."""
+    """Whether ``max_proposals`` was hit."""
+    skipped: jax.Array
+    """Whether the step moved T but not the proposal: it was capped, or the density has no finite
+    gradient at its draws."""
 
 
 def as_top_level_api(
@@ -209,7 +212,7 @@ def step(
 
     complete = draws.complete[0]
     # A step without its draws, or with a density that has no finite gradient there, is skipped.
-    useful = jax.tree.reduce(lambda ok, g: ok & jnp.all(jnp.isfinite(g)), gradient, complete)
+    useful = complete & loop.all_finite(gradient)
     parameters, opt_state = jax.tree.map(
         lambda new, old: jnp.where(useful, new, old),
         (parameters, opt_state),
@@ -222,6 +225,7 @@ def step(
         threshold=t[0],
         num_proposals=tally.num_proposals[0],
         capped=~complete,
+        skipped=~useful,
     )
     followed = engine.follow(state.threshold, tally, settings, settings.block_size)
     return RVRSState(parameters, opt_state, followed, state.position), info

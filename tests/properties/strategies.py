@@ -1,8 +1,14 @@
 """What hypothesis draws: legal values over their whole range, and wrong ones of every kind."""
 
+import functools
 import math
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, NamedTuple
 
 import hypothesis.strategies as st
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -64,3 +70,77 @@ def cast(array: np.ndarray, dtype: str) -> jnp.ndarray:
     """As an array of a type whose x64 mode is on; T beyond it is infinite there."""
     with np.errstate(over="ignore"):
         return jnp.asarray(np.asarray(array).astype(dtype))
+
+
+class Traced(NamedTuple):
+    """Stands for a value that JAX is tracing, by ``jit`` or by ``vmap``."""
+
+    dtype: str
+    mapped: bool
+
+    def call(self, function: Callable[[Any], Any]) -> None:
+        """Call a function of it."""
+
+        def trace(value):
+            function(value)
+            return value
+
+        if self.mapped:
+            jax.vmap(trace)(jnp.ones(2, self.dtype))
+        else:
+            jax.eval_shape(trace, jax.ShapeDtypeStruct((), self.dtype))
+
+
+class Drawn:
+    """Any value, even one that cannot be printed."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        try:
+            return repr(self.value)
+        except Exception:
+            return f"a value of type {type(self.value).__name__}"
+
+
+class Unprintable:
+    """As of a class with a bug, which no message may fall over."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError
+
+
+_UNPRINTABLE = Unprintable()
+_PLAIN = (
+    *(None, True, False, "", "2", "0.5", "auto", "no such word", "x" * 10_000, b"2"),
+    *((), (1,), (0,), (-1, 2), (2.5,), [], [1, 2], [[1], [1, 2]], {}, {"a": 1}, {1: 2}, {3}),
+    *(0, -1, 1, 2, 2**31 - 1, 2**31, 2**63, 10**400, -(10**400), 10**5000),
+    *(0.0, -0.0, 0.5, 1.0, 1.5, -0.5, 2.0, 1e300, math.nan, math.inf, -math.inf, 1j),
+    *(Fraction(1, 2), Decimal("0.5"), object(), _UNPRINTABLE, int, len, range(3), slice(1)),
+    *(np.float64(0.5), np.float64("nan"), np.float32(0.5), np.int64(2), np.bool_(True)),
+    *(np.array(2), np.array(0.5), np.array([1, 2]), np.zeros(0), np.zeros((2, 3))),
+    *(np.array("text"), np.array([None, 1]), np.datetime64("2020-01-01"), np.ma.masked),
+    *(Traced(d, m) for d in ("int32", "float32", "bool") for m in (True, False)),
+)
+
+
+@functools.cache
+def _arrays() -> tuple[Any, ...]:
+    # Made once they are needed, since the first array starts JAX.
+    kinds = ("int32", "float32", "bfloat16", "float16", "bool", "complex64")
+    arrays = [jnp.ones(shape, kind) for kind in kinds for shape in ((), 2)]
+    return (*arrays, jax.random.key(0), jax.random.split(jax.random.key(0)), jnp.zeros(0))
+
+
+def odd() -> tuple[Drawn, ...]:
+    """Values of every kind that somebody might pass."""
+    return tuple(map(Drawn, (*_PLAIN, *_arrays())))
+
+
+def other_than(legal: Callable[[Any], bool]) -> st.SearchStrategy[Drawn]:
+    """Values of every kind but those that are legal; a traced one is never a setting."""
+    numbers = st.one_of(st.integers(), st.floats(), st.text(max_size=5)).map(Drawn)
+    return st.one_of(st.deferred(lambda: st.sampled_from(odd())), numbers).filter(
+        lambda drawn: isinstance(drawn.value, Traced) or not legal(drawn.value)
+    )

@@ -1,42 +1,22 @@
 """What holds in the core whatever its numbers: over all log weights, T, Z, epsilon, S and B."""
 
-import contextlib
 import math
 
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from hypothesis import given
 from scipy.special import expit, logsumexp
 
 from rvrs.core import acceptance, evidence, rejection, threshold
 from tests.properties import strategies
-from tests.properties.conftest import LONG, QUICK
+from tests.properties.conftest import EFFORT, checked, precision
 from tests.properties.strategies import DTYPES, EPSILONS, acceptance_and_epsilon, cast
-
-# Every property is drawn a few examples for in each run, and many by `make test-slow`.
-EFFORT = pytest.mark.parametrize(
-    "effort", [QUICK, pytest.param(LONG, marks=pytest.mark.slow)], ids=["quick", "long"]
-)
-
-
-@contextlib.contextmanager
-def precision(dtype):
-    """Strict, so that no operation changes the type of what it was given."""
-    with jax.enable_x64(dtype == "float64"), jax.numpy_dtype_promotion("strict"):
-        yield
 
 
 def plain(tree):
     """As NumPy arrays, which keep their type outside of x64 mode."""
     return jax.tree.map(np.asarray, tree)
-
-
-def checked(effort, **drawn):
-    """Run the decorated function on examples, as many as the effort says."""
-    return lambda function: effort(given(**drawn)(function))()
 
 
 def rounding(dtype, *values):

@@ -28,7 +28,14 @@ from rvrs.baselines.task import Fitted as Fitted
 from rvrs.baselines.task import LocalParts as LocalParts
 from rvrs.baselines.task import Proposal, Report, silent
 from rvrs.baselines.task import Task as Task
-from rvrs.core.arguments import check_choice, check_count, check_key
+from rvrs.core.arguments import (
+    check_callable,
+    check_choice,
+    check_count,
+    check_epsilon,
+    check_key,
+    shown,
+)
 
 __all__ = [
     "KINDS",
@@ -85,10 +92,14 @@ def fit(
     check_key("rng_key", rng_key)
     parsed = parse(method)
     if not isinstance(task, Task) or not callable(task.model):
-        raise ValueError(f"task must be a Task with a model without arguments, got {task!r}.")
+        raise ValueError(f"task must be a Task with a model without arguments, got {shown(task)}.")
     check_count("num_steps", num_steps)
     check_count("num_evaluation_draws", num_evaluation_draws)
+    check_count("num_warmup", num_warmup)
     check_count("thinning", thinning)
+    if epsilon is not None:
+        check_epsilon(epsilon)
+    check_callable("report", report)
     check_choice("proposal", proposal, get_args(Proposal))
     if parsed.kind == "nuts":
         return nuts.fit(

@@ -4,6 +4,7 @@ import re
 from typing import NamedTuple, cast
 
 from rvrs.baselines.task import Schedule
+from rvrs.core.arguments import shown
 
 KINDS = ("mf", "mvn", "flow", "iwae-K", "uha-K", "rvrs-Z", "rvrs-Z-truncated", "vrs-Z", "nuts")
 """K is a whole number and Z a target acceptance, as in ``"iwae-24"`` and ``"rvrs-0.1"``. Any of
@@ -39,7 +40,7 @@ def parse(name: str) -> Method:
         raise ValueError(
             f"method must be one of {', '.join(KINDS + LOCAL_KINDS)} (K a whole number as in "
             "iwae-24, Z an acceptance as in rvrs-0.1), or one of them with @paper behind; got "
-            f"{name!r}."
+            f"{shown(name)}."
         )
     parts = found.groupdict()
     schedule = cast(Schedule, parts["schedule"] or "own")

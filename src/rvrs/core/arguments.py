@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
 # Proposals are counted by 32-bit integers.
@@ -86,12 +87,12 @@ def check_count(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be {LARGEST_COUNT} at most, got {shown(value)}.")
 
 
-def check_block(num_samples: int, target_acceptance: float) -> None:
+def check_block(num_samples: int, target_acceptance: float, name: str = "num_samples") -> None:
     """The proposals that ``num_samples`` draws need on average can be counted."""
     if num_samples > LARGEST_COUNT * target_acceptance:
         raise ValueError(
             f"target_acceptance={target_acceptance} takes more than {LARGEST_COUNT} proposals for "
-            f"num_samples={num_samples} draws; raise target_acceptance."
+            f"{name}={num_samples} draws; raise target_acceptance or lower {name}."
         )
 
 
@@ -100,7 +101,7 @@ def check_key(name: str, value: Any) -> None:
     try:
         # By shapes alone: nothing is compiled or, where JAX is tracing, added to the program.
         one = jax.eval_shape(jax.random.split, value).shape[0] == 2
-    except (TypeError, ValueError, IndexError, AttributeError):
+    except (TypeError, ValueError, IndexError, AttributeError, OverflowError):
         one = False
     if not one:
         raise ValueError(
@@ -118,18 +119,33 @@ def check_shape(name: str, value: Any) -> None:
 def check_quantiles(quantiles: Any) -> jax.Array:
     """One number between 0 and 1, or several; where JAX is tracing their values are not seen."""
     try:
+        # By NumPy, unless they are traced, so that nothing is compiled to look at them.
+        given = np.asarray(quantiles)
+    except jax.errors.TracerArrayConversionError:
         given = jnp.asarray(quantiles)
-        real = jnp.issubdtype(given.dtype, jnp.floating) or jnp.issubdtype(given.dtype, jnp.integer)
-        levels = given.astype(float)
-    except (TypeError, ValueError, OverflowError):
-        real, levels = False, jnp.zeros(())
-    ordered = isinstance(levels, Tracer) or bool(jnp.all((levels >= 0) & (levels <= 1)))
-    if not (real and ordered and levels.ndim <= 1 and levels.size):
+    except (TypeError, ValueError):  # of a random key, or lists of different lengths
+        given = np.zeros(0)
+    real = jnp.issubdtype(given.dtype, jnp.floating) or jnp.issubdtype(given.dtype, jnp.integer)
+    ordered = real and (isinstance(given, Tracer) or np.all((given >= 0) & (given <= 1)))
+    if not (ordered and given.ndim <= 1 and given.size):
         raise ValueError(
             f"quantiles must be numbers between 0 and 1, got {shown(quantiles)}; pass one number "
             "or a list of them."
         )
-    return levels
+    return jnp.asarray(given, float)
+
+
+def check_numbers(name: str, value: Any) -> np.ndarray:
+    """Real numbers, as an array of NumPy."""
+    try:
+        given = np.asarray(value)
+        # By JAX, which knows its own small floats.
+        real = jnp.issubdtype(given.dtype, jnp.floating) or jnp.issubdtype(given.dtype, jnp.integer)
+    except (TypeError, ValueError):  # of tracers, random keys, or lists of different lengths
+        real, given = False, np.zeros(0)
+    if not real:
+        raise ValueError(f"{name} must be an array of numbers, got {shown(value)}.")
+    return given.astype(np.float64)
 
 
 def check_flag(name: str, value: Any) -> None:
@@ -158,8 +174,20 @@ def check_word(name: str, value: Any) -> None:
 
 def check_file(name: str, value: Any) -> None:
     """The path of a file."""
-    if not value or not (isinstance(value, str) or hasattr(value, "__fspath__")):
+    if not (isinstance(value, str) or hasattr(value, "__fspath__")) or not str(value):
         raise ValueError(f"{name} must be the path of a file, got {shown(value)}.")
+
+
+def check_optional_file(name: str, value: Any) -> None:
+    """The path of a file, or None."""
+    if value is not None:
+        check_file(name, value)
+
+
+def check_seed(name: str, value: Any) -> None:
+    """A seed of NumPy's generators of old and new."""
+    if not _is_integer(value) or not 0 <= value < 2**32:
+        raise ValueError(f"{name} must be a whole number from 0 to 2**32 - 1, got {shown(value)}.")
 
 
 def check_reporting(progress: Any, callback: Any, checkpoint: Any, resume: Any) -> None:
@@ -167,9 +195,17 @@ def check_reporting(progress: Any, callback: Any, checkpoint: Any, resume: Any) 
     check_flag("progress", progress)
     if callback is not None:
         check_callable("callback", callback, "a function or None")
-    for name, path in {"checkpoint": checkpoint, "resume": resume}.items():
-        if path is not None:
-            check_file(name, path)
+    check_optional_file("checkpoint", checkpoint)
+    check_optional_file("resume", resume)
+
+
+def check_arrays(name: str, tree: Any, what: str) -> None:
+    """A pytree of arrays and of numbers that JAX makes arrays of."""
+    for leaf in jax.tree.leaves(tree):
+        counted = isinstance(leaf, int) and abs(leaf) <= LARGEST_COUNT
+        array = isinstance(leaf, jax.Array | np.ndarray | np.generic) and not _is_masked(leaf)
+        if not (array or counted or isinstance(leaf, float)):
+            raise ValueError(f"{name} must be {what}, got {shown(leaf)} in it.")
 
 
 def check_floats(name: str, tree: Any) -> None:
@@ -219,8 +255,13 @@ _PRECISIONS = {"float32", "float64"}
 _PYTHON = {float: "float32", bool: "bool", int: "int32", complex: "complex64"}
 
 
+def _is_masked(leaf: Any) -> bool:
+    return isinstance(leaf, np.ma.MaskedArray)
+
+
 def _kind(leaf: Any) -> str:
-    dtype = getattr(leaf, "dtype", None)
+    # JAX takes no masked arrays, whatever is in them.
+    dtype = None if _is_masked(leaf) else getattr(leaf, "dtype", None)
     return _PYTHON.get(type(leaf), type(leaf).__name__) if dtype is None else str(dtype)
 
 

@@ -5,7 +5,6 @@ Only eight schools has real data; the others are made up with fixed seeds, or ha
 
 import json
 import math
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import cache, partial
@@ -22,6 +21,7 @@ from numpyro import diagnostics, handlers
 from numpyro.distributions import constraints, transforms
 from numpyro.infer import MCMC, NUTS, reparam, util
 
+from rvrs import files
 from rvrs.core.arguments import check_choice, check_count
 
 
@@ -268,15 +268,14 @@ def _fingerprint(name: str) -> str:
 def _read(path: Path, settings: dict[str, Any]) -> Reference | None:
     """The run that is stored at ``path``, or None if its settings differ."""
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            header = json.loads(archive["header"].item())
-            if header["settings"] != settings:
-                return None
-            sites = _latents(settings["name"])
-            moments = {key: {site: archive[f"{key}/{site}"] for site in sites} for key in _MOMENTS}
-            return Reference(settings["name"], **moments, **header["numbers"])
-    # A broken archive raises whatever NumPy, zipfile and zlib raise, which has no common base.
-    except Exception as error:
+        arrays = files.read_arrays(path)
+        header = files.parse_json(arrays["header"].item().encode())
+        if header["settings"] != settings:
+            return None
+        sites = _latents(settings["name"])
+        moments = {key: {site: arrays[f"{key}/{site}"] for site in sites} for key in _MOMENTS}
+        return Reference(settings["name"], **moments, **header["numbers"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} holds no reference run; delete it.") from error
 
 
@@ -286,11 +285,7 @@ def _write(path: Path, settings: dict[str, Any], found: Reference) -> None:
     header = json.dumps({"settings": settings, "versions": versions, "numbers": numbers})
     arrays = {f"{key}/{site}": getattr(found, key)[site] for key in _MOMENTS for site in found.mean}
     path.parent.mkdir(parents=True, exist_ok=True)
-    # All at once, so that no other process ever reads a part of it.
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        part = Path(folder) / path.name
-        np.savez(part, allow_pickle=False, header=np.asarray(header), **arrays)
-        part.replace(path)
+    files.write_arrays(path, {"header": np.asarray(header), **arrays})
 
 
 def _run(posterior: Posterior, lengths: dict[str, Any]) -> Reference:

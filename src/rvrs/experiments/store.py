@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rvrs import files, storage
+from rvrs.core.arguments import shown
 from rvrs.experiments.experiment import Experiment, Result, Unit
 
 _FORMAT = "rvrs-result"
@@ -133,22 +134,25 @@ class Store:
         """The file of one unit."""
         path = self.path(unit)
         try:
-            content = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+            content = files.parse_json(files.read_bytes(path))
         except FileNotFoundError:
             raise FileNotFoundError(f"there is no result {path}; run its experiment.") from None
-        except ValueError:
+        except files.DamagedError:
             raise _unusable(path, "is truncated, damaged or not JSON") from None
+        if not _is_finite(content):
+            raise _unusable(path, "has numbers that are not finite, so it is not JSON")
         if not isinstance(content, dict) or content.get("format") != _FORMAT:
             raise _unusable(path, "is not a result of rvrs")
         if content.get("version") != _VERSION:
-            was = content.get("version")
-            raise _unusable(path, f"has version {was!r} of the format, this is version {_VERSION}")
+            was = shown(content.get("version"))
+            raise _unusable(path, f"has version {was} of the format, this is version {_VERSION}")
         try:
             record = _record(content)
         except (KeyError, TypeError):
             raise _unusable(path, "lacks what a result has") from None
         if record.result.unit != unit:
-            raise _unusable(path, f"holds the result of another unit, {tuple(record.result.unit)}")
+            was = shown(tuple(record.result.unit))
+            raise _unusable(path, f"holds the result of another unit, {was}")
         return record
 
     def experiments(self) -> list[str]:
@@ -297,10 +301,6 @@ def _is_finite(value: Any) -> bool:
     if isinstance(value, list):
         return all(map(_is_finite, value))
     return not isinstance(value, float) or math.isfinite(value)
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON.")
 
 
 def _unusable(path: Path, problem: str) -> ValueError:

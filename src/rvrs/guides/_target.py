@@ -109,11 +109,13 @@ class ModelTarget(AutoContinuous):
         """Latent and deterministic sites of the model at flat unconstrained draws ``(n, d)``."""
         arguments = self.prepare(params, args, kwargs)
         size = len(self._init_latent)
-        if jnp.ndim(latent) != 2 or latent.shape[0] == 0 or latent.shape[1] != size:
+        shape = getattr(latent, "shape", ())
+        if len(shape) != 2 or shape[0] == 0 or shape[1] != size:
             raise ValueError(
-                f"latent must have the shape (draws, {size}), got {jnp.shape(latent)}; pass what "
-                "draw_latent or propose_latent returned."
+                f"latent must have the shape (draws, {size}), got {shape or checks.shown(latent)}; "
+                "pass what draw_latent or propose_latent returned."
             )
+        checks.check_floats("latent", latent)
         return self.programs.call(self._constrain_all, (), (params, latent), arguments)
 
     def evaluate(
@@ -141,6 +143,7 @@ class ModelTarget(AutoContinuous):
         """The same with the weights of the draws, which diagnostics are made of."""
         checks.check_key("rng_key", rng_key)
         checks.check_count("num_draws", num_draws)
+        checks.check_block(num_draws, self.settings.target_acceptance, "num_draws")
         arguments = self.prepare(params, args, kwargs)
         proposal_key, accept_key = jax.random.split(rng_key)
         static, dynamic = (num_draws,), (proposal_key, params)

@@ -210,10 +210,10 @@ class AutoRVRS(ModelTarget):
         Unlike other autoguides this one needs the model's arguments, since the data decide which
         proposals are accepted.
         """
-        levels = checks.check_quantiles(quantiles)
         checks.check_count("num_samples", num_samples)
         rng_key = jax.random.key(0) if rng_key is None else rng_key
         checks.check_key("rng_key", rng_key)
+        levels = checks.check_quantiles(quantiles)
         draws = self.sample_posterior(rng_key, params, *args, sample_shape=(num_samples,), **kwargs)
         return {name: jnp.quantile(draws[name], levels, axis=0) for name in self.latent_names}
 

@@ -324,10 +324,10 @@ class AutoSemiRVRS(SemiTarget):
         **kwargs: Any,
     ) -> dict[str, jax.Array]:
         """Posterior quantiles of every latent site, from draws; a leading axis if several."""
-        levels = checks.check_quantiles(quantiles)
         checks.check_count("num_samples", num_samples)
         rng_key = jax.random.key(0) if rng_key is None else rng_key
         checks.check_key("rng_key", rng_key)
+        levels = checks.check_quantiles(quantiles)
         draws = self.sample_posterior(rng_key, params, *args, sample_shape=(num_samples,), **kwargs)
         return {name: jnp.quantile(value, levels, axis=0) for name, value in draws.items()}
 

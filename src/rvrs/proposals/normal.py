@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import cho_factor, cho_solve, solve_triangular
 from jaxtyping import Array
 
-from rvrs.core.arguments import check_count, check_positive, shown
+from rvrs.core.arguments import check_count, check_floats, check_positive, shown
 from rvrs.proposals.family import Proposal, Vector
 
 
@@ -175,12 +175,13 @@ def _low_rank_normal(rank: int) -> Proposal:
 def check_start(location: Any, scale: Any) -> None:
     """Refuse what no proposal can start from."""
     dtype, shape = getattr(location, "dtype", None), getattr(location, "shape", ())
-    if dtype is None or not jnp.issubdtype(dtype, jnp.floating) or len(shape) != 1 or 0 in shape:
+    if dtype is None or len(shape) != 1 or 0 in shape:
         kind = shown(location) if dtype is None else f"{dtype} of shape {shape}"
         raise ValueError(
             f"location must be a vector of floating-point numbers, got {kind}; flatten positions, "
             "e.g. with jax.flatten_util.ravel_pytree."
         )
+    check_floats("location", location)
     check_positive("scale", scale)
 
 
