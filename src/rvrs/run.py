@@ -8,9 +8,10 @@ from typing import Any, NamedTuple, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
-from rvrs import storage, training, warmstart
+from rvrs import spread, storage, training, warmstart
 from rvrs.core.problem import PRNGKey, PyTree
 from rvrs.guides import AutoRVRS
 from rvrs.guides._numpyro import Arguments
@@ -167,8 +168,12 @@ def train(
     callback: Callback | None,
     checkpoint: str | PathLike[str] | None,
     header: dict[str, Any],
+    mesh: Mesh | None = None,
 ) -> Run:
     """Take the steps that are left, in chunks; show and store the progress after each."""
+    if mesh is not None:
+        # Once, not for every chunk.
+        arguments = spread.replicate(mesh, arguments)
     with tqdm(total=num_steps, initial=run.steps_done, desc="RVRS", disable=not progress) as bar:
         while run.steps_done < num_steps:
             length = min(CHUNK, num_steps - run.steps_done)
@@ -183,7 +188,10 @@ def train(
                 num_steps,
                 CHUNK,
                 arguments,
+                mesh,
             )
+            if mesh is not None:
+                state, info = spread.fetch((state, info))
             info = jax.tree.map(np.asarray, info)
             history = jax.tree.map(lambda *parts: np.concatenate(parts), run.history, info)
             run = run._replace(state=state, history=history)
