@@ -30,6 +30,7 @@ LAYERS = [
     "rvrs.result",
     "rvrs.plots",
     "rvrs.diagnostics",
+    "rvrs.processes",
     "rvrs.storage",
     "rvrs.training",
     "rvrs.semi_training",

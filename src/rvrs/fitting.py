@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from os import PathLike
+from pathlib import Path
 from typing import Any, overload
 
 import jax
@@ -14,7 +15,7 @@ import numpy as np
 from jax.sharding import Mesh
 from numpyro import handlers
 
-from rvrs import diagnostics, semi_fitting, spread, storage
+from rvrs import diagnostics, processes, semi_fitting, spread, storage
 from rvrs import run as running
 from rvrs.core import arguments as checks
 from rvrs.core.problem import PRNGKey
@@ -185,7 +186,7 @@ def fit(
         given = name not in _WORDS
         run = running.start(rng_key, guide, arguments, given=given, progress=progress)
     else:
-        stored = storage.read(resume)
+        stored = processes.read(Path(resume))
         storage.refuse_differences(resume, stored.header, plan)
         run = Run.from_checkpoint(stored, guide, arguments)
         checkpoint = resume if checkpoint is None else checkpoint

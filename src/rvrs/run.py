@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from os import PathLike
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -11,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
-from rvrs import spread, storage, training, warmstart
+from rvrs import processes, spread, storage, training, warmstart
 from rvrs.core.problem import PRNGKey, PyTree
 from rvrs.guides import AutoRVRS
 from rvrs.guides._numpyro import Arguments
@@ -198,7 +199,7 @@ def train(
             bar.set_postfix_str(_status(info, guide.settings.num_samples), refresh=False)
             bar.update(length)
             if checkpoint is not None:
-                storage.write(checkpoint, run.to_checkpoint(header))
+                processes.write(Path(checkpoint), run.to_checkpoint(header))
             if callback is not None:
                 callback(run.steps_done, info)
     return run

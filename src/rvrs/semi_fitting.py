@@ -4,6 +4,7 @@ import time
 import warnings
 from collections.abc import Callable
 from os import PathLike
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import jax
@@ -12,8 +13,8 @@ import numpy as np
 from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
+from rvrs import processes, storage
 from rvrs import spread as spreading
-from rvrs import storage
 from rvrs.batches import Batches
 from rvrs.core import arguments as checks
 from rvrs.core.problem import PRNGKey, PyTree
@@ -121,7 +122,7 @@ def fit(
         checks.check_positive("learning_rate", learning_rate)
     if checkpoint is not None:
         storage.check_writable(checkpoint)
-    stored = None if resume is None else storage.read(resume)
+    stored = None if resume is None else processes.read(Path(resume))
     # Of the typed kind from here on, so that a stored key is enough to go on.
     rng_key = jax.random.wrap_key_data(jax.random.key_data(rng_key))
     rng_key = rng_key if stored is None else stored_key(stored)
@@ -270,7 +271,7 @@ def train(
             bar.update(length / trainer.data.per_epoch)
             if checkpoint is not None:
                 whole = run._replace(state=trainer.fetch(run.state))
-                storage.write(checkpoint, whole.to_checkpoint(header))
+                processes.write(Path(checkpoint), whole.to_checkpoint(header))
             if callback is not None:
                 callback(run.steps_done, info)
     return run._replace(state=trainer.fetch(run.state))
