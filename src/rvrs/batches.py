@@ -1,11 +1,13 @@
 """Minibatches of a model's arguments, drawn without replacement in every epoch."""
 
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from rvrs.core.arguments import shown
+from rvrs.spread import Shard
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -21,11 +23,16 @@ class Batches(NamedTuple):
     num_points: int
     batch_size: int
     seed: tuple[int, ...]
+    shards: tuple[Shard, ...] = ()
+    """Data points of several devices, each of which has as many in a batch; none if all are on
+    one."""
+    per_epoch_of_all: int = 0
+    """With shards: batches of an epoch, the same for devices with more and with fewer points."""
 
     @property
     def per_epoch(self) -> int:
         """Batches of an epoch; points that are left over have their turn in another one."""
-        return self.num_points // self.batch_size
+        return self.per_epoch_of_all or self.num_points // self.batch_size
 
     def indices(self, start: int, length: int) -> np.ndarray:
         """Points ``(length, batch_size)`` of the batches from ``start`` on.
@@ -33,14 +40,17 @@ class Batches(NamedTuple):
         They depend on the seed and the batch's number alone.
         """
         first, last = start // self.per_epoch, (start + length - 1) // self.per_epoch
-        epochs = [self._epoch(number) for number in range(first, last + 1)]
+        order = (self.seed, self.num_points, self.batch_size, self.per_epoch, self.shards)
+        epochs = [_epoch(number, *order) for number in range(first, last + 1)]
         offset = start - first * self.per_epoch
         return np.concatenate(epochs)[offset : offset + length]
 
-    def _epoch(self, number: int) -> np.ndarray:
-        order = np.random.default_rng([*self.seed, number]).permutation(self.num_points)
-        used = order[: self.per_epoch * self.batch_size]
-        return used.reshape(self.per_epoch, self.batch_size).astype(np.int32)
+    def places(self, index: np.ndarray) -> np.ndarray:
+        """Rows on their own device of the points that :meth:`indices` gave."""
+        if not self.shards:
+            return index
+        starts = np.array([shard.start for shard in self.shards], index.dtype)
+        return index - np.repeat(starts, self.batch_size // len(self.shards))
 
     def check_index(self, name: str, indices: Any) -> np.ndarray:
         """Indices of data points, by default of all; refused where there are no such points."""
@@ -79,3 +89,25 @@ def pick(row_leaves: tuple[int, ...], arguments: Arguments, number: jax.Array) -
     for place in row_leaves:
         leaves[place] = leaves[place][number]
     return jax.tree.unflatten(structure, leaves)
+
+
+# Those of the current epoch and of the one that a chunk of steps may reach into.
+@lru_cache(maxsize=2)
+def _epoch(
+    number: int,
+    seed: tuple[int, ...],
+    num_points: int,
+    batch_size: int,
+    per_epoch: int,
+    shards: tuple[Shard, ...],
+) -> np.ndarray:
+    """The points of all batches of an epoch, those of each device side by side."""
+    if not shards:
+        order = np.random.default_rng([*seed, number]).permutation(num_points)
+        return order[: per_epoch * batch_size].reshape(per_epoch, batch_size).astype(np.int32)
+    size, parts = batch_size // len(shards), []
+    for shard in shards:
+        order = np.random.default_rng([*seed, number, shard.number]).permutation(shard.size)
+        used = shard.start + order[: per_epoch * size]
+        parts.append(used.reshape(per_epoch, size).astype(np.int32))
+    return np.concatenate(parts, axis=1)

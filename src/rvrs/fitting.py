@@ -6,14 +6,16 @@ import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from os import PathLike
+from pathlib import Path
 from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from numpyro import handlers
 
-from rvrs import diagnostics, semi_fitting, storage
+from rvrs import diagnostics, processes, semi_fitting, spread, storage
 from rvrs import run as running
 from rvrs.core import arguments as checks
 from rvrs.core.problem import PRNGKey
@@ -65,6 +67,7 @@ def fit(
     callback: Callable[[int, Any], None] | None = None,
     checkpoint: str | PathLike[str] | None = None,
     resume: str | PathLike[str] | None = None,
+    mesh: Mesh | None = None,
 ) -> Fit | SemiFit:
     """Fit a NumPyro model by reparameterized variational rejection sampling.
 
@@ -119,6 +122,10 @@ def fit(
         A file that ``checkpoint`` or ``Fit.save`` wrote: training goes on from there, with the
         keys stored in it (``rng_key`` is not used), to the same result bit for bit as if it had
         never stopped.
+    mesh
+        A :class:`jax.sharding.Mesh` of one axis whose devices share the work, those of other
+        processes (``jax.distributed``) among them: with ``AutoSemiRVRS`` the data points, of which
+        every process passes its own; otherwise the proposals.
 
     Returns
     -------
@@ -139,6 +146,7 @@ def fit(
         _check_guide(guide, model, proposal, target_acceptance)
         target_acceptance = guide.settings.target_acceptance
     checks.check_block(num_evaluation_draws, target_acceptance, "num_evaluation_draws")
+    mesh = None if mesh is None else spread.check(mesh)
     if isinstance(guide, AutoSemiRVRS):
         if num_evaluation_draws != _EVALUATION_DRAWS:
             raise ValueError(
@@ -156,6 +164,7 @@ def fit(
             callback=callback,
             checkpoint=checkpoint,
             resume=resume,
+            mesh=mesh,
         )
     for option, value in {"batch_size": batch_size, "learning_rate": learning_rate}.items():
         if value is not None:
@@ -172,6 +181,7 @@ def fit(
         "proposal": name,
         "num_steps": num_steps,
         "num_evaluation_draws": num_evaluation_draws,
+        "devices": 1 if mesh is None else mesh.devices.size,
         "settings": _settings(guide),
         "model": _describe_model(guide),
         "arguments": storage.describe_arguments(arguments),
@@ -180,11 +190,13 @@ def fit(
         given = name not in _WORDS
         run = running.start(rng_key, guide, arguments, given=given, progress=progress)
     else:
-        stored = storage.read(resume)
+        stored = processes.read(Path(resume))
         storage.refuse_differences(resume, stored.header, plan)
         run = Run.from_checkpoint(stored, guide, arguments)
         checkpoint = resume if checkpoint is None else checkpoint
-    run = running.train(run, guide, arguments, num_steps, progress, callback, checkpoint, plan)
+    several = mesh is not None and mesh.devices.size > 1
+    steps = (num_steps, progress, callback, checkpoint, plan, mesh if several else None)
+    run = running.train(run, guide, arguments, *steps)
     return _evaluate(run, guide, arguments, plan, name, began)
 
 

@@ -107,14 +107,16 @@ def _run_chunk(
     return steps(step, rng_key, state, start, length, chunk_size)
 
 
-def all_finite(checked: PyTree) -> jax.Array:
-    """Whether all that a step rests on, its gradient among it, is finite."""
-    return jax.tree.reduce(
-        lambda ok, leaf: ok & jnp.all(jnp.isfinite(leaf)), checked, jnp.array(True)
-    )
-
-
 def if_finite(checked: PyTree, new: PyTree, old: PyTree) -> Any:
     """What a step has changed, if all that it rests on is finite; what was there otherwise."""
-    finite = all_finite(checked)
-    return jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, old)
+    return choose(all_finite(checked), new, old)
+
+
+def all_finite(tree: PyTree) -> jax.Array:
+    """Whether there are only finite numbers in it."""
+    return jax.tree.reduce(lambda ok, leaf: ok & jnp.all(jnp.isfinite(leaf)), tree, jnp.array(True))
+
+
+def choose(condition: jax.Array, new: PyTree, old: PyTree) -> Any:
+    """One of two trees."""
+    return jax.tree.map(lambda new, old: jnp.where(condition, new, old), new, old)

@@ -3,14 +3,16 @@
 import warnings
 from collections.abc import Callable
 from os import PathLike
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
-from rvrs import storage, training, warmstart
+from rvrs import processes, spread, storage, training, warmstart
 from rvrs.core.problem import PRNGKey, PyTree
 from rvrs.guides import AutoRVRS
 from rvrs.guides._numpyro import Arguments
@@ -167,8 +169,12 @@ def train(
     callback: Callback | None,
     checkpoint: str | PathLike[str] | None,
     header: dict[str, Any],
+    mesh: Mesh | None = None,
 ) -> Run:
     """Take the steps that are left, in chunks; show and store the progress after each."""
+    if mesh is not None:
+        # Once, not for every chunk.
+        arguments = spread.replicate(mesh, arguments)
     with tqdm(total=num_steps, initial=run.steps_done, desc="RVRS", disable=not progress) as bar:
         while run.steps_done < num_steps:
             length = min(CHUNK, num_steps - run.steps_done)
@@ -183,14 +189,17 @@ def train(
                 num_steps,
                 CHUNK,
                 arguments,
+                mesh,
             )
+            if mesh is not None:
+                state, info = spread.fetch((state, info))
             info = jax.tree.map(np.asarray, info)
             history = jax.tree.map(lambda *parts: np.concatenate(parts), run.history, info)
             run = run._replace(state=state, history=history)
             bar.set_postfix_str(_status(info, guide.settings.num_samples), refresh=False)
             bar.update(length)
             if checkpoint is not None:
-                storage.write(checkpoint, run.to_checkpoint(header))
+                processes.write(Path(checkpoint), run.to_checkpoint(header))
             if callback is not None:
                 callback(run.steps_done, info)
     return run

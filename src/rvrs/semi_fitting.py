@@ -4,14 +4,17 @@ import time
 import warnings
 from collections.abc import Callable
 from os import PathLike
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from tqdm.auto import tqdm
 
-from rvrs import storage
+from rvrs import processes, storage
+from rvrs import spread as spreading
 from rvrs.batches import Batches
 from rvrs.core import arguments as checks
 from rvrs.core.problem import PRNGKey, PyTree
@@ -111,6 +114,7 @@ def fit(
     callback: Callback | None,
     checkpoint: str | PathLike[str] | None,
     resume: str | PathLike[str] | None,
+    mesh: Mesh | None,
 ) -> SemiFit:
     """Train a guide with local latents; see :func:`rvrs.fit`."""
     began = time.perf_counter()
@@ -118,11 +122,11 @@ def fit(
         checks.check_positive("learning_rate", learning_rate)
     if checkpoint is not None:
         storage.check_writable(checkpoint)
-    stored = None if resume is None else storage.read(resume)
+    stored = None if resume is None else processes.read(Path(resume))
     # Of the typed kind from here on, so that a stored key is enough to go on.
     rng_key = jax.random.wrap_key_data(jax.random.key_data(rng_key))
     rng_key = rng_key if stored is None else stored_key(stored)
-    trainer, params = prepare(rng_key, guide, arguments, batch_size, learning_rate)
+    trainer, params = prepare(rng_key, guide, arguments, batch_size, learning_rate, mesh)
     plan = {"num_steps": num_steps} | _describe(trainer, params, arguments)
     state = trainer.first_state(params)
     if stored is None:
@@ -152,7 +156,8 @@ def _describe(trainer: Trainer, params: dict[str, PyTree], arguments: Arguments)
     """What a stored fit is told by."""
     return {
         "guide": "AutoSemiRVRS",
-        "batch_size": trainer.data.batch_size,
+        "batch_size": trainer.batch_size,
+        "devices": 1 if trainer.spread is None else trainer.spread.num_devices,
         "num_points": trainer.data.num_points,
         "learning_rate": trainer.learning_rate,
         "settings": vars(trainer.guide.settings) | {"prefix": trainer.guide.prefix},
@@ -167,12 +172,19 @@ def prepare(
     arguments: Arguments,
     batch_size: int | None,
     learning_rate: float | None,
+    mesh: Mesh | None = None,
 ) -> tuple[Trainer, dict[str, PyTree]]:
     """What trains on batches of the data, and the first parameters."""
     whole = guide.plate_of(arguments)
     num_points = whole.size
     size = whole.num_rows if batch_size is None else batch_size
     checks.check_count("batch_size", size)
+    spread, shards, per_epoch = None, (), 0
+    if mesh is not None and mesh.devices.size > 1:
+        spread = spreading.over(mesh, num_points, size)
+        shards = spread.shards
+        per_epoch = spread.smallest // (size // spread.num_devices)
+        size = size // spread.num_devices * len(shards)
     if size > num_points:
         raise ValueError(
             f"batch_size={size} is more than the {num_points} data points of plate {whole.name!r}."
@@ -195,11 +207,25 @@ def prepare(
         arguments = jax.tree.map(_on_device, arguments)
     keys = _Keys(*jax.random.split(rng_key, len(_Keys._fields)))
     seed = tuple(int(word) for word in np.asarray(jax.random.key_data(keys.batches)).ravel())
-    data = Batches(arguments, row_leaves, num_points, size, seed)
+    data = Batches(arguments, row_leaves, num_points, size, seed, shards, per_epoch)
     first = data.take(data.indices(0, 1)[0])
     plate = guide.plate_of(first)
     params, transforms = guide.initial_parameters(keys.initial, first, num_points)
-    return Trainer(guide, plate, transforms, data, learning_rate), params
+    trainer = Trainer(guide, plate, transforms, data, learning_rate, spread)
+    if spread is not None and spread.num_devices > len(shards):
+        _refuse_tables_of_guides(trainer, params)
+    return trainer, params
+
+
+def _refuse_tables_of_guides(trainer: Trainer, params: dict[str, PyTree]) -> None:
+    """Parameters of a user's guide are the same in all processes, which these could not be."""
+    for name, value in trainer.split(params)[1].items():
+        if trainer.of_points(value):
+            raise ValueError(
+                f"the parameter {name!r} of local_guide seems to have one row per data point, and "
+                "these are not the same in all processes; leave local_guide out, or use one that "
+                "computes its parameters from the data (an encoder)."
+            )
 
 
 def _on_device(leaf: Any) -> Any:
@@ -208,7 +234,7 @@ def _on_device(leaf: Any) -> Any:
 
 def warm_up(run: SemiRun, trainer: Trainer, num_steps: int, progress: bool) -> SemiRun:
     """Start a run of ``num_steps`` steps by some without rejection."""
-    state, key = run.state, run.keys.warm_up
+    state, key = trainer.place(run.state), run.keys.warm_up
     total = int(_WARM_UP * num_steps)
     with _bar(trainer, total, 0, "warm-up", progress, leave=False) as bar:
         for start in range(0, total, trainer.chunk_size):
@@ -217,7 +243,7 @@ def warm_up(run: SemiRun, trainer: Trainer, num_steps: int, progress: bool) -> S
             bar.set_postfix_str(f"ELBO {_mean(info.elbo):.3f}", refresh=False)
             bar.update(length / trainer.data.per_epoch)
     # What was learned without rejection is the start; the optimizer's memory of it is not.
-    params = trainer.constrain(state.trainable)
+    params = trainer.constrain(trainer.fetch(state).trainable)
     return run._replace(state=trainer.first_state(params))
 
 
@@ -231,7 +257,7 @@ def train(
     header: dict[str, Any],
 ) -> SemiRun:
     """Take the steps of a run that are left."""
-    key = run.keys.training
+    key, run = run.keys.training, run._replace(state=trainer.place(run.state))
     with _bar(trainer, num_steps, run.steps_done, "RVRS", progress) as bar:
         while run.steps_done < num_steps:
             length = min(trainer.chunk_size, num_steps - run.steps_done)
@@ -244,10 +270,11 @@ def train(
             bar.set_postfix_str(_status(trainer, info), refresh=False)
             bar.update(length / trainer.data.per_epoch)
             if checkpoint is not None:
-                storage.write(checkpoint, run.to_checkpoint(header))
+                whole = run._replace(state=trainer.fetch(run.state))
+                processes.write(Path(checkpoint), whole.to_checkpoint(header))
             if callback is not None:
                 callback(run.steps_done, info)
-    return run
+    return run._replace(state=trainer.fetch(run.state))
 
 
 def _bar(
@@ -267,8 +294,8 @@ def _bar(
 
 
 def _status(trainer: Trainer, info: SemiTrainInfo) -> str:
-    draws = trainer.guide.settings.num_samples * trainer.data.batch_size
-    dropped = info.num_dropped.mean() / trainer.data.batch_size
+    draws = trainer.guide.settings.num_samples * trainer.batch_size
+    dropped = info.num_dropped.mean() / trainer.batch_size
     return (
         f"ELBO {_mean(info.elbo):.3f}, acceptance {info.acceptance.mean():.3f}, "
         f"{info.num_proposals.mean() / draws:.1f} proposals per draw"
@@ -302,7 +329,7 @@ def _evaluate(run: SemiRun, trainer: Trainer, plan: dict[str, Any], began: float
 
 def _result(run: SemiRun, trainer: Trainer, header: dict[str, Any]) -> SemiFit:
     history, data, figures = run.history, trainer.data, header["figures"]
-    draws = trainer.guide.settings.num_samples * data.batch_size
+    draws = trainer.guide.settings.num_samples * trainer.batch_size
     lists = {name: tuple(figures[name]) for name in ("warnings", "acceptance_range")}
     return SemiFit(
         guide=trainer.guide,
@@ -310,7 +337,7 @@ def _result(run: SemiRun, trainer: Trainer, header: dict[str, Any]) -> SemiFit:
         losses=np.asarray(-history.elbo),
         acceptances=np.asarray(history.acceptance),
         proposals_per_draw=np.asarray(history.num_proposals) / draws,
-        dropped=np.asarray(history.num_dropped) / data.batch_size,
+        dropped=np.asarray(history.num_dropped) / trainer.batch_size,
         thresholds=np.asarray(run.state.guide_state["value"]),
         data=data,
         checkpoint=run.to_checkpoint(header),
@@ -333,7 +360,7 @@ def evaluate(
         static = (guide, guide.plate_of(arguments), num_global, _EVALUATION_PROPOSALS)
         dynamic = (rng_key, params, jnp.asarray(index))
         parts.append(guide.programs.call(posterior.evaluate, static, dynamic, arguments))
-    return posterior.summarize(parts, data.num_points)
+    return posterior.summarize(spreading.of_all_processes(parts), trainer.num_points)
 
 
 # Share of points beyond which a fit is doubtful, and of the target acceptance below which one of
@@ -344,7 +371,7 @@ _ACCEPTANCE_LIMIT = 0.2
 
 def _concerns(trainer: Trainer, history: SemiTrainInfo, found: posterior.SemiEvidence) -> list[str]:
     concerns = []
-    last = history.num_dropped[-trainer.data.per_epoch :].mean() / trainer.data.batch_size
+    last = history.num_dropped[-trainer.data.per_epoch :].mean() / trainer.batch_size
     if last > _DROPPED_LIMIT:
         concerns.append(
             f"{100 * last:.0f} % of the data points of a batch did not get their draws and were "
@@ -369,7 +396,7 @@ def _concerns(trainer: Trainer, history: SemiTrainInfo, found: posterior.SemiEvi
                 "and the data there."
             )
     # The bias has been taken away; what is left is of the order of its square, for each point.
-    if found.elbo_bias**2 / trainer.data.num_points > found.elbo_error:
+    if found.elbo_bias**2 / trainer.num_points > found.elbo_error:
         concerns.append(
             f"the bias of the ELBO ({float(found.elbo_bias):.3g} before it was taken away) is so "
             "large that what is left of it may exceed the error; evaluate with more proposals: "

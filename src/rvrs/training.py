@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import Mesh, PartitionSpec
 
-from rvrs import loop
+from rvrs import loop, spread
 from rvrs.core.problem import PRNGKey, PyTree
 from rvrs.guides import AutoRVRS
 from rvrs.guides._numpyro import Arguments, constraint_transforms
@@ -103,16 +104,52 @@ def run_chunk(
     num_steps: int,
     chunk_size: int,
     arguments: Arguments,
+    mesh: Mesh | None = None,
 ) -> tuple[TrainState, TrainInfo]:
-    """Steps ``start`` to ``start + length`` of a stage of ``num_steps`` steps."""
+    """Steps ``start`` to ``start + length`` of a stage of ``num_steps`` steps.
+
+    With a ``mesh``, proposals are spread over its devices; all arrays are on each of them.
+    """
     counts = np.array([start, length, num_steps], np.int32)
-    state, info = guide.programs.call(
-        _run_chunk, (guide, stage, chunk_size), (rng_key, state, frame, counts), arguments
-    )
+    static, dynamic = (guide, stage, chunk_size), (rng_key, state, frame, counts)
+    if mesh is None:
+        state, info = guide.programs.call(_run_chunk, (None, *static), dynamic, arguments)
+    else:
+        dynamic = spread.replicate(mesh, dynamic)
+        state, info = guide.programs.call(_run_chunk_on, (mesh, *static), dynamic, arguments)
     return state, jax.tree.map(lambda leaf: leaf[:length], info)
 
 
+def _run_chunk_on(
+    mesh: Mesh,
+    guide: AutoRVRS,
+    stage: Stage,
+    chunk_size: int,
+    rng_key: PRNGKey,
+    state: TrainState,
+    frame: PyTree,
+    counts: jax.Array,
+    arguments: Arguments,
+) -> tuple[TrainState, TrainInfo]:
+    """What :func:`_run_chunk` does, on all devices of a mesh."""
+    leaves, structure = jax.tree.flatten(arguments)
+    arrays = {n: leaf for n, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)}
+
+    def run(
+        dynamic: tuple[PRNGKey, TrainState, PyTree, jax.Array], arrays: dict[int, jax.Array]
+    ) -> tuple[TrainState, TrainInfo]:
+        whole = [arrays.get(number, leaf) for number, leaf in enumerate(leaves)]
+        given = jax.tree.unflatten(structure, whole)
+        return _run_chunk(mesh.axis_names[0], guide, stage, chunk_size, *dynamic, given)
+
+    everywhere = PartitionSpec()
+    # The core does not say of its arrays whether they differ between devices.
+    run = jax.shard_map(run, mesh=mesh, in_specs=everywhere, out_specs=everywhere, check_vma=False)
+    return run((rng_key, state, frame, counts), arrays)
+
+
 def _run_chunk(
+    axis: str | None,
     guide: AutoRVRS,
     stage: Stage,
     chunk_size: int,
@@ -133,7 +170,7 @@ def _run_chunk(
         state, index = carry
         fall = 0.5 + 0.5 * jnp.cos(jnp.pi * index / num_steps)
         rates = (first_rate * fall, _MODEL_RATES[stage] * fall)
-        state, info = _step(guide, stage, rates, key, state, frame, arguments)
+        state, info = _step(axis, guide, stage, rates, key, state, frame, arguments)
         return (state, index + 1), info
 
     (state, _), info = loop.steps(step, rng_key, (state, start), start, length, chunk_size)
@@ -141,6 +178,7 @@ def _run_chunk(
 
 
 def _step(
+    axis: str | None,
     guide: AutoRVRS,
     stage: Stage,
     rates: tuple[jax.Array, jax.Array],
@@ -157,7 +195,7 @@ def _step(
             surrogate = guide.plain_surrogate(_WARM_UP_SAMPLES, rng_key, phi, theta, arguments)
             return -surrogate, state.guide_state
         now = (rng_key, phi, theta, state.guide_state, arguments)
-        _, _, surrogate, guide_state = guide.surrogate_step(*now)
+        _, _, surrogate, guide_state = guide.surrogate_step(*now, axis=axis)
         return -surrogate, guide_state
 
     (negative, guide_state), gradient = jax.value_and_grad(loss, has_aux=True)(state.trainable)

@@ -48,6 +48,7 @@ from rvrs.core.arguments import (
 )
 from rvrs.core.problem import PRNGKey, PyTree
 from rvrs.guides import AutoSemiRVRS
+from rvrs.guides._semi_target import next_state, points_of
 from rvrs.settings import Sampler
 from rvrs.storage import Checkpoint
 from rvrs.vae import VAE, Params, check_start, check_training, log_mean_exp
@@ -196,8 +197,10 @@ def rvrs(
     ) -> tuple[Array, PyTree]:
         arguments = ((images,), {})
         plate = guide.plate_of(arguments)
-        elbo, new = guide.objective(plate, True, rng_key, params, index, state, arguments)
-        return -elbo / len(state["value"]), new
+        points = points_of(state, index)
+        elbo, visit = guide.objective(plate, True, None, rng_key, params, points, arguments)
+        assert visit is not None
+        return -elbo / len(state["value"]), lax.stop_gradient(next_state(state, index, visit))
 
     def loss(rng_key: PRNGKey, params: Params, images: Any) -> Array:
         unseen = guide.first_state(len(images))

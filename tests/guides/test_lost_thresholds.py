@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from rvrs import vae, vae_training
+from rvrs.core import threshold
 from rvrs.core.rejection import Draws, Tally
+from rvrs.guides._semi_target import Points
 
 NUM_IMAGES, TARGET = 40, 0.2
 
@@ -90,10 +92,10 @@ def gradient_and_value(num_complete, batch_size):
         log_normalizer=nothing,
         tally=Tally(*[nothing] * len(Tally._fields)),
     )
-    state = {"value": jnp.zeros(100)}
+    points = Points(nothing, nothing, threshold.init(nothing), 100)
 
     def total(x):
-        return guide._of_all_points(state, draws, jnp.where(complete, x, 0.0))
+        return guide._of_all_points(points, draws, jnp.where(complete, x, 0.0), None)
 
     value, gradient = jax.value_and_grad(total)(3.0)
     return float(value), float(gradient)

@@ -21,6 +21,7 @@ from jax import lax
 from jax.scipy.special import digamma
 from jaxtyping import Array, Bool, Float, Int
 
+from rvrs.core import mesh
 from rvrs.core.acceptance import evaluate
 from rvrs.core.problem import PRNGKey, Problem, PyTree, Targets, log_weights
 from rvrs.core.randomness import unrolled
@@ -106,6 +107,7 @@ def draw_exact(
     block_size: int,
     max_proposals: int,
     reallocate: bool = False,
+    axis: str | None = None,
 ) -> Draws:
     """Propose until every target has its accepted draws (Algorithm 2).
 
@@ -126,6 +128,11 @@ def draw_exact(
     reallocate
         Whether blocks after the first one serve only targets that still lack draws, in
         proportion to what they lack. Pays when acceptance differs between targets.
+    axis
+        The axis of devices that the proposals of a block are spread over, see
+        :mod:`rvrs.core.mesh`. A block is then that of the first device, followed by that of the
+        second one and so on, so that what is kept depends on flags and order as before. Every
+        device gets all draws. Not with ``reallocate``, whose targets are spread instead.
 
     ``log_normalizer`` is unbiased for ``log Z``. The number ``n`` of proposals up to the m-th
     accepted one, with m of ``min_samples``, is negative binomial, so that
@@ -135,15 +142,17 @@ def draw_exact(
     """
     wanted = num_samples if min_samples is None else min_samples
     targets, threshold = lax.stop_gradient((targets, threshold))
+    block_size, max_proposals = (-(-n // mesh.size(axis)) for n in (block_size, max_proposals))
     first = min(block_size, max_proposals)
     later = min(_later_block(block_size, targets.num_targets, reallocate), max_proposals - first)
     max_rounds = (max_proposals - first) // later if later else 0
     # One split for all keys: each split costs as much as drawing a block's uniform numbers.
-    noise_key, accept_key, loop_key = jax.random.split(unrolled(rng_key), 3)
+    rng_key = mesh.own_key(unrolled(rng_key), axis)
+    noise_key, accept_key, loop_key = jax.random.split(rng_key, 3)
 
     nothing = jnp.zeros(targets.num_targets, jnp.int32)
     block = _propose((noise_key, accept_key), problem, targets, threshold, epsilon, first)
-    progress = _start(_harvest(block, nothing, num_samples, wanted))
+    progress = _start(_harvest(block, nothing, num_samples, wanted, axis))
 
     def unfinished(carry: tuple[Array, PRNGKey, _Progress]) -> Array:
         round_, _, progress = carry
@@ -162,7 +171,7 @@ def draw_exact(
             harvest = _harvest_assigned(block, assigned, progress.accepted, num_samples, wanted)
         else:
             block = _propose(keys, problem, targets, threshold, epsilon, later)
-            harvest = _harvest(block, progress.accepted, num_samples, wanted)
+            harvest = _harvest(block, progress.accepted, num_samples, wanted, axis)
         return round_ + 1, key, _add(progress, harvest, wanted)
 
     def propose_until_done(progress: _Progress) -> _Progress:
@@ -309,11 +318,16 @@ def _uniform(rng_key: PRNGKey, shape: tuple[int, ...], dtype: jnp.dtype) -> Floa
 
 
 def _harvest(
-    block: _Block, already: Int[Array, " b"], num_samples: int, min_samples: int
+    block: _Block,
+    already: Int[Array, " b"],
+    num_samples: int,
+    min_samples: int,
+    axis: str | None = None,
 ) -> _Harvest:
     """Keep the first accepted proposals of a block whose columns are the targets."""
     num_proposals, num_targets = block.accepted.shape
     rank = _running_count(block.accepted)
+    already = already + mesh.before(rank[-1], axis)
     wanted = _wanted_ranks(already, num_samples)
     position = jax.vmap(_first_reaching, in_axes=(1, 1), out_axes=1)(rank, wanted)
     found = (wanted > 0) & (wanted <= rank[-1])
@@ -329,7 +343,33 @@ def _harvest(
         jnp.full(num_targets, num_proposals, jnp.int32), block, lambda x: jnp.sum(x, axis=0)
     )
     trial = position[min_samples - 1] + 1
-    return _Harvest(found, noise, log_weight, rank[-1], trial, tally)
+    own = _Harvest(found, noise, log_weight, rank[-1], trial, tally)
+    return own if axis is None else _merge(own, num_proposals, min_samples, axis)
+
+
+def _merge(own: _Harvest, num_proposals: int, min_samples: int, axis: str) -> _Harvest:
+    """What the devices have found in their parts of a block: no slot is filled by two of them."""
+    found = mesh.total(own.found.astype(jnp.int32), axis) > 0
+    # A slot that nobody fills has its proposal of finite density from the first device with one.
+    usable = own.found | (~found & jnp.isfinite(own.log_weight))
+    chosen = usable & (mesh.before(usable.astype(jnp.int32), axis) == 0)
+
+    def pick(leaf: Array) -> Array:
+        mask = chosen.reshape(chosen.shape + (1,) * (leaf.ndim - 2))
+        return mesh.total(jnp.where(mask, leaf, jnp.zeros_like(leaf)), axis)
+
+    noise, log_weight = jax.tree.map(pick, (own.noise, own.log_weight))
+    # With nothing of finite density anywhere there is nothing to evaluate, as before.
+    nobody = mesh.total(chosen.astype(jnp.int32), axis) == 0
+    trial = jnp.where(own.found[min_samples - 1], own.trial + mesh.place(axis) * num_proposals, 0)
+    return _Harvest(
+        found,
+        noise,
+        jnp.where(nobody, -jnp.inf, log_weight),
+        mesh.total(own.accepted, axis),
+        mesh.total(trial, axis),
+        mesh.total(own.tally, axis),
+    )
 
 
 def _share_out(rng_key: PRNGKey, lacking: Int[Array, " b"], slots: int) -> Int[Array, " slots"]:

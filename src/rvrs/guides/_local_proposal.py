@@ -13,7 +13,7 @@ from numpyro.infer.autoguide import AutoGuide
 from numpyro.infer.util import helpful_support_errors
 
 from rvrs.guides import _numpyro, _plate
-from rvrs.guides._plate import GUIDE, LocalProgram, Rows, Shared
+from rvrs.guides._plate import GUIDE, LocalProgram, Plate, Rows, Shared
 from rvrs.guides._replay import Distributions
 
 
@@ -28,6 +28,10 @@ class LocalProposal(Protocol):
 
     def distributions(self, program: LocalProgram, shared: Shared, row: Rows) -> Distributions:
         """The distributions of one data point, over values with a plate axis of 1."""
+        ...
+
+    def tables(self, plate: Plate) -> tuple[str, ...]:
+        """Names of the parameters that have one row per data point, and no other use."""
         ...
 
     def forgetting(self) -> AbstractContextManager[None]:
@@ -65,6 +69,10 @@ class PointwiseNormal:
             )
         return found
 
+    def tables(self, plate: Plate) -> tuple[str, ...]:
+        """All of them."""
+        return tuple(name for site in plate.local for name in self._names(site.name))
+
     def forgetting(self) -> AbstractContextManager[None]:
         """Nothing is learned that could be forgotten."""
         return nullcontext()
@@ -74,7 +82,7 @@ class PointwiseNormal:
         found = {}
         for name, (start, transform) in self._feasible(program, shared, row).items():
             loc, scale = (
-                jnp.take(shared.parameters[parameter], row.number, axis=0).reshape(start.shape)
+                jnp.take(shared.parameters[parameter], row.own, axis=0).reshape(start.shape)
                 for parameter in self._names(name)
             )
             normal = dist.Normal(loc, scale)
@@ -117,6 +125,10 @@ class GuideProposal:
         trace = _plate.run(self._guide, program.arguments, values)
         self._check(program, trace)
         return _numpyro.model_parameters(trace)
+
+    def tables(self, plate: Plate) -> tuple[str, ...]:
+        """None: what the guide does with its parameters is not known."""
+        return ()
 
     def check(self, program: LocalProgram, parameters: dict[str, Any]) -> None:
         """Refuse a guide whose sites are not those of the model's plate."""

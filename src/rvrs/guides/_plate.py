@@ -167,6 +167,8 @@ class Rows(NamedTuple):
     """Which of the plate's points it is, from 0 to N - 1."""
     position: jax.Array
     """Its row in the arguments."""
+    own: jax.Array
+    """Its row in the proposal's tables of parameters."""
     arrays: tuple[jax.Array, ...]
     """Its rows of the arguments that have one per point, with an axis of length 1 in place of the
     batch's."""
@@ -188,12 +190,21 @@ class LocalProgram(NamedTuple):
     arguments: Arguments
     plate: Plate
 
-    def rows(self, index: jax.Array, position: jax.Array | None = None) -> Rows:
-        """Data points, by their indices and their rows in the arguments (by default the first)."""
+    def rows(
+        self,
+        index: jax.Array,
+        position: jax.Array | None = None,
+        own: jax.Array | None = None,
+    ) -> Rows:
+        """Data points, by their indices and their rows in the arguments (by default the first).
+
+        ``own`` are their rows in tables of parameters, by default their indices.
+        """
         position = jnp.arange(len(index)) if position is None else position
+        own = index if own is None else own
         leaves = jax.tree.leaves(self.arguments)
         arrays = [jnp.asarray(leaves[place])[position] for place in self.plate.row_leaves]
-        return Rows(index, position, tuple(array[:, None] for array in arrays))
+        return Rows(index, position, own, tuple(array[:, None] for array in arrays))
 
     def shared(self, parameters: dict[str, Any]) -> Shared:
         """What the data points have in common."""

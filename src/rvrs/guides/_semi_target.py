@@ -10,7 +10,7 @@ from numpyro import handlers
 from numpyro.infer.autoguide import AutoGuide
 
 from rvrs import engine
-from rvrs.core import rejection, threshold
+from rvrs.core import mesh, rejection, threshold
 from rvrs.core.objectives import elbo_surrogate
 from rvrs.core.problem import PRNGKey, Problem, Targets, log_weights
 from rvrs.core.randomness import unrolled
@@ -39,6 +39,33 @@ Parameters = dict[str, Any]
 State = dict[str, jax.Array]
 
 
+class Points(NamedTuple):
+    """The B data points of a batch, and the N points that they stand for."""
+
+    number: jax.Array
+    """By which the model knows them."""
+    own: jax.Array
+    """Their rows in the proposal's tables of parameters."""
+    thresholds: ThresholdState
+    """T and what comes with it, one per point of the batch."""
+    num_points: jax.Array | int
+    """N."""
+    weight: jax.Array | float = 1.0
+    """Of each of these points in a sum, where they are a part of a batch that has more of them
+    from some places than from others."""
+
+
+class Visit(NamedTuple):
+    """What a step has found out about the points of its batch."""
+
+    thresholds: ThresholdState
+    acceptance: jax.Array
+    """Summed over all proposals."""
+    num_proposals: jax.Array
+    num_dropped: jax.Array
+    """Points that did not get their draws."""
+
+
 class LocalStep(NamedTuple):
     """The local part of one training step, for the B data points of a batch."""
 
@@ -48,7 +75,7 @@ class LocalStep(NamedTuple):
     """``(B,)``: ``log p(x_n, z_n | z_G)`` there, with gradients into the model and z_G."""
     surrogate: jax.Array
     """The sum over all N points, estimated from those that have their draws."""
-    state: State
+    visit: Visit
 
 
 class SemiTarget(AutoGuide):
@@ -133,19 +160,25 @@ class SemiTarget(AutoGuide):
     def local_step(
         self,
         plate: Plate,
+        axis: str | None,
         rng_key: PRNGKey,
         parameters: Parameters,
         latents: Parameters,
-        index: jax.Array,
-        state: State,
+        points: Points,
         arguments: Arguments,
     ) -> LocalStep:
-        """Draw for every point of a batch, and make the surrogate of all N points of it."""
+        """Draw for every point of a batch, and make the surrogate of all N points of it.
+
+        ``axis`` is the axis of devices that the batch is spread over, if it is: then this is one
+        device's part of it, and the sum over devices is the surrogate.
+        """
         settings = self.settings
         program = self.local_program(plate, parameters, latents, arguments)
-        problem, targets = self.problem(program, parameters, program.rows(index))
-        first_key, draw_key = jax.random.split(rng_key)
-        followed = self._look_up(first_key, problem, targets, state, index)
+        problem, targets = self.problem(
+            program, parameters, program.rows(points.number, own=points.own)
+        )
+        first_key, draw_key = jax.random.split(mesh.own_key(rng_key, axis))
+        followed = self._look_up(first_key, problem, targets, points.thresholds)
         draws = self._draw(draw_key, problem, targets, followed.value)
         objective = elbo_surrogate(
             problem,
@@ -163,21 +196,23 @@ class SemiTarget(AutoGuide):
         return LocalStep(
             z={site.name: _plate.to_batch(site, z[site.name]) for site in plate.local},
             log_joint=log_joint,
-            surrogate=self._of_all_points(state, draws, objective.surrogate),
-            state=lax.stop_gradient(self._next_state(state, followed, draws, index)),
+            surrogate=self._of_all_points(points, draws, objective.surrogate, axis),
+            visit=lax.stop_gradient(self._visit(followed, draws)),
         )
 
-    def _of_all_points(self, state: State, draws: Draws, surrogates: jax.Array) -> jax.Array:
+    def _of_all_points(
+        self, points: Points, draws: Draws, surrogates: jax.Array, axis: str | None
+    ) -> jax.Array:
         """The sum over all N points from those of a batch: those with their draws stand for all.
 
         Where far fewer have them than at the right T (Algorithm 3), few points speak for many, and
         the parameters would be thrown off, which makes it worse: the gradient is then damped.
         """
-        num_points, num_complete = state["value"].shape[0], jnp.sum(draws.complete)
+        num_complete = mesh.total(jnp.sum(draws.complete), axis)
         # Points without draws have a surrogate of 0.
-        total = num_points * jnp.sum(surrogates)
-        least = _FEWEST * self.settings.expected_complete * len(surrogates)
-        damped = total / jnp.maximum(num_complete, least)
+        total = points.num_points * points.weight * jnp.sum(surrogates)
+        expected = self.settings.expected_complete * len(surrogates) * mesh.size(axis)
+        damped = total / jnp.maximum(num_complete, _FEWEST * expected)
         value = jnp.where(num_complete > 0, total / jnp.maximum(num_complete, 1), jnp.nan)
         return damped + lax.stop_gradient(value - damped)
 
@@ -185,24 +220,29 @@ class SemiTarget(AutoGuide):
         self,
         plate: Plate,
         rejection_wanted: bool,
+        axis: str | None,
         rng_key: PRNGKey,
         parameters: Parameters,
-        index: jax.Array,
-        state: State,
+        points: Points,
         arguments: Arguments,
-    ) -> tuple[jax.Array, State]:
-        """A surrogate of the whole ELBO from one batch, and the next state.
+    ) -> tuple[jax.Array, Visit | None]:
+        """A surrogate of the whole ELBO from one batch, and what was found out about its points.
 
-        Without rejection it is that of ordinary variational inference.
+        Without rejection it is that of ordinary variational inference. With an ``axis`` this is
+        one device's part of it; see :meth:`local_step`.
         """
         global_key, local_key = jax.random.split(rng_key)
         latents, log_q = self.draw_global(plate, global_key, parameters, arguments)
         log_p = self.log_global(plate, parameters, latents, arguments)
-        now = (plate, local_key, parameters, latents, index, state, arguments)
+        # Every device has the same global draw, and answers for its share of this term.
+        of_all = (log_p - log_q) / mesh.size(axis)
         if rejection_wanted:
-            step = self.local_step(*now)
-            return log_p - log_q + step.surrogate, step.state
-        return log_p - log_q + self._plain_surrogate(*now), state
+            now = (local_key, parameters, latents, points, arguments)
+            step = self.local_step(plate, axis, *now)
+            return of_all + step.surrogate, step.visit
+        local_key = mesh.own_key(local_key, axis)
+        local = self._plain_surrogate(plate, local_key, parameters, latents, points, arguments)
+        return of_all + local / mesh.size(axis), None
 
     def _plain_surrogate(
         self,
@@ -210,18 +250,20 @@ class SemiTarget(AutoGuide):
         rng_key: PRNGKey,
         parameters: Parameters,
         latents: Parameters,
-        index: jax.Array,
-        state: State,
+        points: Points,
         arguments: Arguments,
     ) -> jax.Array:
         program = self.local_program(plate, parameters, latents, arguments)
-        problem, targets = self.problem(program, parameters, program.rows(index))
+        problem, targets = self.problem(
+            program, parameters, program.rows(points.number, own=points.own)
+        )
         shape = (self.settings.num_samples, targets.num_targets)
         noise = problem.sample_noise(unrolled(rng_key), shape)
         draws = rejection.accept_all(noise, log_weights(problem, targets, noise))
         everything = jnp.full_like(draws.log_normalizer, jnp.inf)
         found = elbo_surrogate(problem, targets, draws, everything, epsilon=0.0)
-        return state["value"].shape[0] / len(index) * jnp.sum(found.surrogate)
+        scale = points.num_points / targets.num_targets
+        return scale * points.weight * jnp.sum(found.surrogate)
 
     def see(
         self,
@@ -237,7 +279,8 @@ class SemiTarget(AutoGuide):
         latents, _ = self.draw_global(plate, global_key, parameters, arguments)
         program = self.local_program(plate, parameters, latents, arguments)
         problem, targets = self.problem(program, parameters, program.rows(index))
-        return state | _put(index, state, self._look_up(local_key, problem, targets, state, index))
+        known = points_of(state, index).thresholds
+        return state | put(state, index, self._look_up(local_key, problem, targets, known))
 
     def draw_exact(
         self, rng_key: PRNGKey, problem: Problem, targets: Targets, t: jax.Array, num_samples: int
@@ -272,11 +315,10 @@ class SemiTarget(AutoGuide):
         )
 
     def _look_up(
-        self, rng_key: PRNGKey, problem: Problem, targets: Targets, state: State, index: jax.Array
+        self, rng_key: PRNGKey, problem: Problem, targets: Targets, known: ThresholdState
     ) -> ThresholdState:
         """T of the batch's points, solved on the spot for those that have none, or lost theirs."""
         settings = self.settings
-        known = ThresholdState(*[state[name][..., index] for name in ThresholdState._fields])
         if settings.threshold is not None or settings.target_acceptance == 1:
             return threshold.init(solve_threshold(known.value[None], settings))
 
@@ -305,23 +347,36 @@ class SemiTarget(AutoGuide):
         num_calls = -(-jnp.sum(unknown) // few)
         return lax.fori_loop(0, num_calls, solve, lax.stop_gradient(known))
 
-    def _next_state(
-        self, state: State, followed: ThresholdState, draws: Draws, index: jax.Array
-    ) -> State:
+    def _visit(self, followed: ThresholdState, draws: Draws) -> Visit:
         settings, tally = self.settings, draws.tally
         block = settings.num_proposals or settings.block_size
         followed = engine.follow(followed, tally, settings, block)
         expected = settings.target_acceptance * tally.num_proposals
         lost = tally.acceptance < _LOST * expected
-        followed = followed._replace(memory=jnp.where(lost, 0.0, followed.memory))
-        total = jnp.sum(tally.num_proposals, dtype=jnp.int32)
-        return _put(index, state, followed) | {
-            "acceptance": jnp.sum(tally.acceptance) / total.astype(tally.acceptance.dtype),
-            "num_proposals": total,
-            "num_dropped": state["num_dropped"] + jnp.sum(~draws.complete, dtype=jnp.int32),
-        }
+        return Visit(
+            thresholds=followed._replace(memory=jnp.where(lost, 0.0, followed.memory)),
+            acceptance=jnp.sum(tally.acceptance),
+            num_proposals=jnp.sum(tally.num_proposals, dtype=jnp.int32),
+            num_dropped=jnp.sum(~draws.complete, dtype=jnp.int32),
+        )
 
 
-def _put(index: jax.Array, state: State, followed: ThresholdState) -> State:
+def points_of(state: State, index: jax.Array) -> Points:
+    """Data points by their indices, with their rows of the table of thresholds."""
+    table = ThresholdState(*[state[name] for name in ThresholdState._fields])
+    rows = jax.tree.map(lambda leaf: leaf[..., index], table)
+    return Points(index, index, rows, state["value"].shape[0])
+
+
+def put(state: State, index: jax.Array, rows: ThresholdState) -> State:
     """The table of thresholds with new rows."""
-    return {name: state[name].at[..., index].set(new) for name, new in followed._asdict().items()}
+    return {name: state[name].at[..., index].set(new) for name, new in rows._asdict().items()}
+
+
+def next_state(state: State, index: jax.Array, visit: Visit) -> State:
+    """The state after a step on the points in ``index``."""
+    return put(state, index, visit.thresholds) | {
+        "acceptance": visit.acceptance / visit.num_proposals.astype(visit.acceptance.dtype),
+        "num_proposals": visit.num_proposals,
+        "num_dropped": state["num_dropped"] + visit.num_dropped,
+    }

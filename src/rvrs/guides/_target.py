@@ -232,8 +232,13 @@ class ModelTarget(AutoContinuous):
         theta: PyTree,
         state: dict[str, jax.Array],
         arguments: Arguments,
+        axis: str | None = None,
     ) -> tuple[jax.Array, jax.Array, jax.Array, dict[str, jax.Array]]:
-        """A draw, ``log p`` there, the surrogate of all S draws, and the next state."""
+        """A draw, ``log p`` there, the surrogate of all S draws, and the next state.
+
+        With an ``axis`` of devices the proposals are spread over these, and all else is done by
+        each of them.
+        """
         settings = self.settings
         problem, targets = self._problem(parameters, theta, arguments)
         followed = ThresholdState(*[state[name] for name in ThresholdState._fields])
@@ -248,6 +253,7 @@ class ModelTarget(AutoContinuous):
             epsilon=settings.epsilon,
             block_size=settings.block_size,
             max_proposals=settings.max_proposals,
+            axis=axis,
         )
         complete = draws.complete[0]
         objective = elbo_surrogate(

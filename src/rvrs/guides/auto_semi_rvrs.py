@@ -23,7 +23,7 @@ from rvrs.guides._numpyro import Arguments
 from rvrs.guides._plate import Plate
 from rvrs.guides._program import Programs
 from rvrs.guides._semi_posterior import SemiEvidence
-from rvrs.guides._semi_target import Parameters, SemiTarget, State
+from rvrs.guides._semi_target import Parameters, SemiTarget, State, next_state, points_of
 from rvrs.settings import Sampler, SemiSettings, default_max_proposals
 
 
@@ -181,9 +181,9 @@ class AutoSemiRVRS(SemiTarget):
             state = cast(Any, mutable)(self._state_name, self.first_state(plate.size))
         else:
             _check_state(plate, rng_key, state)
-        now = (rng_key, parameters, latents, index, dict(state))
-        step = self.programs.call(self.local_step, (plate,), now, arguments)
-        state.update(step.state)
+        now = (rng_key, parameters, latents, points_of(dict(state), index))
+        step = self.programs.call(self.local_step, (plate, None), now, arguments)
+        state.update(next_state(dict(state), index, step.visit))
         # The model that SVI runs on the draw has this term; the factor takes it away.
         emitted = plate.size / len(index) * jnp.sum(step.log_joint)
         numpyro.factor(f"{self.prefix}_surrogate", emitted - step.surrogate)
