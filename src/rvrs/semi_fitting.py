@@ -360,7 +360,9 @@ def evaluate(
         static = (guide, guide.plate_of(arguments), num_global, _EVALUATION_PROPOSALS)
         dynamic = (rng_key, params, jnp.asarray(index))
         parts.append(guide.programs.call(posterior.evaluate, static, dynamic, arguments))
-    return posterior.summarize(spreading.of_all_processes(parts), trainer.num_points)
+    own = posterior.together(parts)
+    rows = jax.tree.map(lambda _: -1, own)._replace(elbo=0, log_normalizer=0, threshold=0)
+    return posterior.summarize(spreading.of_all_processes(own, rows), trainer.num_points)
 
 
 # Share of points beyond which a fit is doubtful, and of the target acceptance below which one of

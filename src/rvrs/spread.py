@@ -184,13 +184,26 @@ def _divide(count: int, parts: int) -> list[int]:
     return [size + (place < more) for place in range(parts)]
 
 
-def of_all_processes(parts: list[PyTree]) -> list[PyTree]:
-    """What all processes have found, in each of them."""
+def of_all_processes(tree: PyTree, row_axes: PyTree) -> list[PyTree]:
+    """The trees of all processes, in each of them; these may have different numbers of rows.
+
+    ``row_axes`` are 0 for leaves with rows, -1 for others, as in :meth:`Spread.specs`.
+    """
     if jax.process_count() == 1:
-        return parts
-    whole = [multihost_utils.process_allgather(part) for part in parts]
-    return [
-        jax.tree.map(lambda leaf, n=number: leaf[n], part)
-        for part in whole
-        for number in range(jax.process_count())
+        return [tree]
+    leaves, structure = jax.tree.flatten(tree)
+    gathered = [
+        _gather(np.asarray(leaf), row_axis)
+        for leaf, row_axis in zip(leaves, jax.tree.leaves(row_axes), strict=True)
     ]
+    return [jax.tree.unflatten(structure, list(parts)) for parts in zip(*gathered, strict=True)]
+
+
+def _gather(leaf: np.ndarray, row_axis: int) -> list[np.ndarray]:
+    if row_axis < 0:
+        return list(multihost_utils.process_allgather(leaf))
+    sizes = multihost_utils.process_allgather(np.array(len(leaf))).tolist()
+    # What is sent has to be of the same shape everywhere.
+    padding = [(0, max(sizes) - len(leaf))] + [(0, 0)] * (leaf.ndim - 1)
+    padded = multihost_utils.process_allgather(np.pad(leaf, padding))
+    return [part[:size] for part, size in zip(padded, sizes, strict=True)]

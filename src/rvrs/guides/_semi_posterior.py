@@ -212,17 +212,22 @@ def evaluate(
     )
 
 
-def summarize(parts: list[EvaluatedPoints], num_points: int) -> SemiEvidence:
-    """The ELBO of ``num_points`` data points from those that were evaluated."""
-    elbos, log_normalizer, t = (
-        jnp.concatenate([getattr(part, name) for part in parts])
-        for name in ("elbo", "log_normalizer", "threshold")
-    )
-    outside = parts[0].outside
+def together(parts: list[EvaluatedPoints]) -> EvaluatedPoints:
+    """The points of several parts, evaluated at the same global draws."""
     sums, variance = (
         jax.tree.map(lambda *leaves: sum(leaves), *[getattr(part, name) for part in parts])
         for name in ("sums", "variance")
     )
+    points = (
+        jnp.concatenate([getattr(part, name) for part in parts])
+        for name in ("elbo", "log_normalizer", "threshold")
+    )
+    return EvaluatedPoints(parts[0].outside, sums, variance, *points)
+
+
+def summarize(parts: list[EvaluatedPoints], num_points: int) -> SemiEvidence:
+    """The ELBO of ``num_points`` data points from those that were evaluated."""
+    outside, sums, variance, elbos, log_normalizer, t = together(parts)
     count, num_global = len(elbos), len(outside)
     scale = num_points / count
     # Points that were left out might differ from the others.
