@@ -5,6 +5,7 @@ itself. None can be further ahead than that, so that with the file before the la
 always files of the same step.
 """
 
+import glob
 from collections.abc import Callable
 from pathlib import Path
 
@@ -46,7 +47,8 @@ def read(path: Path) -> Checkpoint:
         _refuse_other_count(path)
     if own == path:
         return storage.read(path)
-    found = {stored.header["steps_done"]: stored for stored in map(storage.read, files)}
+    # The latest last: an earlier run may have left a file of the same step.
+    found = {stored.header["steps_done"]: stored for stored in map(storage.read, files[::-1])}
     steps = np.array([*found, -1, -1][:2])
     everywhere = np.reshape(multihost_utils.process_allgather(steps), (-1, 2)).tolist()
     common = set.intersection(*map(set, everywhere)) - {-1}
@@ -59,10 +61,12 @@ def read(path: Path) -> Checkpoint:
 
 
 def _refuse_other_count(path: Path) -> None:
-    others = sorted(path.parent.glob(f"{path.stem}.process-*-of-*{path.suffix}"))
-    if not others and not path.exists():
+    pattern = f"{glob.escape(path.stem)}.process-*-of-*{path.suffix}"
+    others = {file.stem.split("-of-")[-1].split(".")[0] for file in path.parent.glob(pattern)}
+    # With those of as many processes, this one has been killed before it stored anything.
+    if str(jax.process_count()) in others or not (others or path.exists()):
         return
-    stored = others[0].stem.split("-of-")[1].split(".")[0] if others else "1"
+    stored = " or ".join(sorted(others)) or "1"
     raise ValueError(
         f"resume: {path} was stored by {stored} process(es), but this run has "
         f"{jax.process_count()}; start as many as then, with as many devices."

@@ -105,7 +105,8 @@ def replicate(mesh: Mesh, tree: PyTree) -> PyTree:
         if not isinstance(leaf, jax.Array | np.ndarray):
             return leaf
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            return jax.random.wrap_key_data(put(jax.random.key_data(leaf)))
+            impl = jax.random.key_impl(leaf)
+            return jax.random.wrap_key_data(put(jax.random.key_data(leaf)), impl=impl)
         rows = np.asarray(leaf)
         return jax.make_array_from_process_local_data(sharding, rows, rows.shape)
 

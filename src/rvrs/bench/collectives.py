@@ -10,11 +10,12 @@ import numpy as np
 from rvrs import semi_training
 from rvrs.semi_training import SemiTrainState, Trainer
 
+# Of an operation in two halves the second one has the result; the first has operands besides it.
 _COLLECTIVE = re.compile(
     r"= (?P<shapes>\([^)]*\)|\S+) "
-    r"(?P<kind>all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(-start)?\("
+    r"(?P<kind>all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute)(-done)?\("
 )
-_ARRAY = re.compile(r"(?P<kind>[a-z]+)(?P<bits>\d+)\[(?P<shape>[\d,]*)\]")
+_ARRAY = re.compile(r"\b(pred|[a-z]+(?P<bits>\d+)\w*)\[(?P<shape>[\d,]*)\]")
 
 
 def moved(program: str) -> dict[str, int]:
@@ -26,7 +27,7 @@ def moved(program: str) -> dict[str, int]:
     found: dict[str, int] = {}
     for match in _COLLECTIVE.finditer(program):
         size = sum(
-            math.prod(int(n) for n in array["shape"].split(",") if n) * int(array["bits"]) // 8
+            math.prod(int(n) for n in array["shape"].split(",") if n) * int(array["bits"] or 8) // 8
             for array in _ARRAY.finditer(match["shapes"])
         )
         found[match["kind"]] = found.get(match["kind"], 0) + size

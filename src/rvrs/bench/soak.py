@@ -249,6 +249,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error("--minutes must be above 0.")
     if options.out is not None and not options.out.parent.is_dir():
         parser.error(f"--out {options.out}: the folder does not exist.")
+    if options.out is not None and options.out.is_dir():
+        parser.error(f"--out {options.out}: this is a folder; name a file in it.")
     if not Path("/proc/self/statm").is_file():
         parser.error("the figures come from /proc, which only Linux has.")
     rounds = run(60 * options.minutes, jobs())

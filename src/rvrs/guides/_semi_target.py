@@ -26,8 +26,9 @@ from rvrs.settings import SemiSettings
 # T of a point is first solved from as many proposals as give this many draws; Z is then within a
 # factor of 1.5 of its target, and following it at later visits does the rest.
 _FIRST_DRAWS = 5
-# It is solved for so many points of a batch at a time: later on there are few of them.
-_SOLVED_AT_ONCE = 16
+# It is solved for so many points of a batch at a time, or for this share of them: at first for all,
+# later on there are few of them.
+_SOLVED_AT_ONCE, _SHARE_AT_ONCE = 16, 1 / 16
 # A point whose proposals were accepted with less than this share of the target has left its T
 # behind. By small steps from visit to visit, often an epoch apart, T would never catch up: where
 # networks learn fast, most points of most batches would be without draws.
@@ -322,7 +323,8 @@ class SemiTarget(AutoGuide):
         if settings.threshold is not None or settings.target_acceptance == 1:
             return threshold.init(solve_threshold(known.value[None], settings))
 
-        few = min(_SOLVED_AT_ONCE, targets.num_targets)
+        few = max(_SOLVED_AT_ONCE, int(_SHARE_AT_ONCE * targets.num_targets))
+        few = min(few, targets.num_targets)
         count = rejection.block_size(_FIRST_DRAWS, settings.target_acceptance)
         fixed = lax.stop_gradient(targets)
         unknown = known.memory == 0
