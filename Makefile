@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo test test-slow lint bench install clean
+.PHONY: demo test test-slow lint bench soak install clean
 
 demo: $(INSTALLED)
 	$(BIN)/rvrs demo
@@ -22,6 +22,9 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/rvrs bench
+
+soak: $(INSTALLED)
+	$(BIN)/python -u -m rvrs.bench.soak
 
 install: $(INSTALLED)
 

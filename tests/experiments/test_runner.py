@@ -376,3 +376,17 @@ def test_a_dask_cluster_stores_what_one_process_does(run, tmp_path):
     assert summary.computed == 16
     assert len(summary.failures) == 8
     assert figures(run.out) == figures(tmp_path / "alone")
+
+
+@pytest.mark.slow
+def test_units_of_a_lost_dask_worker_are_computed_again(run, tmp_path):
+    from distributed import LocalCluster
+
+    methods = ["truth", "plain", "killed-once"]
+    run(methods=methods, out=tmp_path / "alone")
+    run.trouble.touch()
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster:
+        summary = run(methods=methods, scheduler=cluster.scheduler_address)
+    assert not run.trouble.exists()
+    assert not summary.failures
+    assert figures(run.out) == figures(tmp_path / "alone")

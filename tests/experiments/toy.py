@@ -45,6 +45,9 @@ def run(unit, settings, arrays, report, *, checkpoint=None):
             time.sleep(60)
         case "interrupted" if trouble and trouble.exists() and unit.seed == 1:
             raise KeyboardInterrupt
+        case "killed-once" if trouble and trouble.exists() and unit.seed == 1:
+            trouble.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
         case "killed" if trouble and trouble.exists() and unit.seed == 1:
             time.sleep(0.5)
             os.kill(os.getpid(), signal.SIGKILL)
@@ -58,7 +61,7 @@ EXPERIMENT = Experiment(
     datasets=("one", "three", "spambase"),
     methods=(
         *("truth", "plain", "diverging", "nan", "raising", "environment"),
-        *("interrupted", "killed", "sleeping", "checkpointing"),
+        *("interrupted", "killed", "killed-once", "sleeping", "checkpointing"),
         *("damaged", "without-room"),
     ),
     presets={
