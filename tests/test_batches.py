@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from rvrs.batches import Batches, pick
+from rvrs.spread import Shard
 
 X = np.arange(46.0, dtype=np.float32).reshape(23, 2)
 Y = np.arange(23, dtype=np.int32) * 10
@@ -175,3 +176,112 @@ def test_indices_of_points_that_there_are_not_are_refused(index, message):
 def test_the_first_and_the_last_point_are_points():
     batches().check_index("points", np.array([22, 0], np.int64))
     batches().check_index("points", np.array([0], np.uint8))
+
+
+# Two of four devices are those of this process; the smallest of all has 7 points.
+SHARDS = (Shard(1, 0, 12), Shard(2, 12, 11))
+
+
+def spread_out(shards=SHARDS, size=3, per_epoch=2, seed=(3, 7)):
+    num_points = sum(shard.size for shard in shards)
+    return Batches(((), {}), (), num_points, size * len(shards), seed, shards, per_epoch)
+
+
+def columns(data, start, length):
+    """Points of every shard in batches ``start`` to ``start + length``."""
+    return np.split(data.indices(start, length), len(data.shards), axis=1)
+
+
+def test_every_device_has_its_share_of_every_batch_in_its_own_columns():
+    data = spread_out()
+    assert data.indices(0, 9).shape == (9, 6)
+    assert data.indices(0, 9).dtype == np.int32
+    for shard, points in zip(SHARDS, columns(data, 0, 9), strict=True):
+        assert points.shape == (9, 3)
+        assert points.min() >= shard.start
+        assert points.max() < shard.start + shard.size
+
+
+def test_no_point_of_a_device_comes_twice_within_an_epoch():
+    data = spread_out()
+    assert data.per_epoch == 2
+    for number in range(20):
+        for points in columns(data, 2 * number, 2):
+            assert len(np.unique(points)) == 6
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_an_epoch_of_devices_without_leftovers_has_every_point_once(size):
+    shards = (Shard(0, 0, 8), Shard(1, 8, 8), Shard(2, 16, 8))
+    data = spread_out(shards, size, 8 // size)
+    np.testing.assert_array_equal(np.sort(epoch(data, 3).ravel()), np.arange(24))
+
+
+def test_leftovers_of_a_device_have_their_turn_as_often_as_its_other_points():
+    data, num_epochs = spread_out(), 2000
+    counts = np.bincount(data.indices(0, num_epochs * 2).ravel(), minlength=23)
+    share = np.repeat([6 / 12, 6 / 11], [12, 11])
+    z = (counts - num_epochs * share) / np.sqrt(num_epochs * share * (1 - share))
+    assert np.all(np.abs(z) < 4), z
+
+
+def test_places_are_rows_on_the_device_of_the_point():
+    data = spread_out()
+    index = data.indices(0, 9)
+    places = data.places(index)
+    assert (places.shape, places.dtype) == (index.shape, index.dtype)
+    first, second = np.split(places, 2, axis=1)
+    np.testing.assert_array_equal(first, index[:, :3])
+    np.testing.assert_array_equal(second, index[:, 3:] - 12)
+    # All of their rows, from the first to the last.
+    many = np.split(data.places(data.indices(0, 100)), 2, axis=1)
+    assert [set(rows.ravel()) for rows in many] == [set(range(12)), set(range(11))]
+
+
+def test_places_of_points_that_are_all_on_one_device_are_these_points():
+    index = batches().indices(0, 9)
+    assert batches().places(index) is index
+
+
+def test_the_order_of_a_device_depends_on_no_other_device():
+    first, second = columns(spread_out(), 0, 9)
+    # Others with more or fewer points, before it or in other processes.
+    for shards, column in [
+        ((Shard(1, 0, 20), Shard(2, 20, 11)), 1),
+        ((Shard(2, 0, 11),), 0),
+        ((Shard(0, 0, 7), Shard(1, 7, 12), Shard(2, 19, 11), Shard(3, 30, 9)), 2),
+    ]:
+        found = columns(spread_out(shards), 0, 9)[column]
+        np.testing.assert_array_equal(found - shards[column].start, second - 12)
+    np.testing.assert_array_equal(columns(spread_out((Shard(1, 0, 12),)), 0, 9)[0], first)
+
+
+def test_devices_with_as_many_points_have_orders_of_their_own():
+    shards = tuple(Shard(number, 9 * number, 9) for number in range(4))
+    data = spread_out(shards, 3, 3)
+    orders = [
+        tuple((points - shard.start).ravel())
+        for number in range(4)
+        for points, shard in zip(columns(data, 3 * number, 3), shards, strict=True)
+    ]
+    assert len(set(orders)) == 16
+
+
+def test_batches_of_devices_depend_on_the_seed_and_their_number_alone():
+    data = spread_out()
+    whole = data.indices(0, 10)
+    for start, length in [(0, 1), (1, 1), (1, 4), (2, 4), (1, 9), (9, 1)]:
+        np.testing.assert_array_equal(data.indices(start, length), whole[start : start + length])
+    assert not np.array_equal(spread_out(seed=(3, 8)).indices(0, 10), whole)
+
+
+def test_without_devices_batches_are_those_that_they_have_always_been():
+    # By hand: a permutation per epoch, cut into batches.
+    data = batches()
+    assert data.shards == ()
+    assert data.per_epoch == 4
+    for number in range(3):
+        order = np.random.default_rng([3, 7, number]).permutation(23)
+        np.testing.assert_array_equal(epoch(data, number), order[:20].reshape(4, 5))
+    # Frozen, so that a stored fit goes on with the batches that it has begun with.
+    np.testing.assert_array_equal(data.indices(0, 1), [[3, 9, 11, 18, 15]])

@@ -127,7 +127,8 @@ def fit(
     rng_key = jax.random.wrap_key_data(jax.random.key_data(rng_key))
     rng_key = rng_key if stored is None else stored_key(stored)
     trainer, params = prepare(rng_key, guide, arguments, batch_size, learning_rate, mesh)
-    plan = {"num_steps": num_steps} | _describe(trainer, params, arguments)
+    devices = 1 if trainer.spread is None else trainer.spread.num_devices
+    plan = {"num_steps": num_steps, "devices": devices} | _describe(trainer, params, arguments)
     state = trainer.first_state(params)
     if stored is None:
         run = warm_up(first_run(rng_key, state), trainer, num_steps, progress)
@@ -157,7 +158,6 @@ def _describe(trainer: Trainer, params: dict[str, PyTree], arguments: Arguments)
     return {
         "guide": "AutoSemiRVRS",
         "batch_size": trainer.batch_size,
-        "devices": 1 if trainer.spread is None else trainer.spread.num_devices,
         "num_points": trainer.data.num_points,
         "learning_rate": trainer.learning_rate,
         "settings": vars(trainer.guide.settings) | {"prefix": trainer.guide.prefix},

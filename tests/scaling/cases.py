@@ -5,6 +5,8 @@
 
 import json
 import sys
+import tempfile
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -126,25 +128,26 @@ def _summary(fit):
 
 
 def fits(counts):
-    """The same fit with local latents on several numbers of devices."""
-    x, y = models.data(203)
-    guide = models.guide()
-    return {
-        count: _summary(
-            rvrs.fit(
-                jax.random.key(2),
-                models.model,
-                x,
-                y,
-                guide=guide,
-                batch_size=40,
-                num_steps=1000,
-                progress=False,
-                mesh=mesh(int(count)) if int(count) else None,
-            )
+    """The same fit with local latents on several numbers of devices, stored and loaded on one."""
+    data, guide, result = models.data(203), models.guide(), {}
+    for count in counts.split(","):
+        fit = rvrs.fit(
+            jax.random.key(2),
+            models.model,
+            *data,
+            guide=guide,
+            batch_size=40,
+            num_steps=1000,
+            progress=False,
+            mesh=mesh(int(count)) if int(count) else None,
         )
-        for count in counts.split(",")
-    }
+        result[count] = _summary(fit)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "fit.npz"
+            fit.save(path)
+            loaded = rvrs.load(path, models.model, *data, guide=guide)
+        result[count]["loaded"] = _summary(loaded) == _summary(fit)
+    return result
 
 
 def global_fits(counts):

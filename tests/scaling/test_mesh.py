@@ -86,6 +86,10 @@ def test_a_fit_on_eight_devices_is_as_good_as_on_one(what):
     check_alike(found["0"], found["8"])
 
 
+def test_a_fit_of_eight_devices_is_loaded_by_one():
+    assert all(found["loaded"] for found in figures("fits", "0,1,8").values())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["fits", "global_fits"])
 @pytest.mark.parametrize("count", ["2", "4"])
