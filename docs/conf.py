@@ -1,38 +1,32 @@
-"""The documentation's site: ``make docs`` builds it, warnings are errors."""
+"""The documentation's site: ``make docs`` builds it, and a warning is an error."""
 
 import importlib.metadata
-import inspect
 import os
-import sys
-from pathlib import Path
 
 # Figures are drawn to files, and progress bars have nobody to show themselves to.
 os.environ.setdefault("MPLBACKEND", "agg")
 
-HERE = Path(__file__).parent
-SOURCES = "https://github.com/rvrs-dev/rvrs/blob/main"
-
 project = "rvrs"
 author = "The rvrs developers"
-copyright = "The rvrs developers"
-release = importlib.metadata.version("rvrs")
-version = release
+copyright = author  # noqa: A001 - Sphinx's name
+release = version = importlib.metadata.version("rvrs")
 
 extensions = [
+    "myst_parser",
     "sphinx.ext.autodoc",
-    "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
-    "myst_parser",
     "sphinx_copybutton",
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
     # Formulas without a network: a copy of MathJax comes with the site.
     "sphinx-mathjax-offline",
 ]
-exclude_patterns = ["_build", "**/GALLERY_HEADER.rst", "method/*.py", "tutorials/*.py"]
+# Sources of pages that run code; what is made of them is in guide/ and examples/.
+exclude_patterns = ["_build", "method", "tutorials", "guide/index.rst"]
+# A reference to what does not exist is an error, unless it belongs to another library.
 nitpicky = True
-templates_path = ["_templates"]
+nitpick_ignore_regex = [("py:.*", r"(?!rvrs).*")]
 
 # Markdown.
 myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath"]
@@ -41,24 +35,25 @@ myst_heading_anchors = 3
 # Docstrings.
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
-napoleon_numpy_docstring = True
+autodoc_inherit_docstrings = False
 napoleon_google_docstring = False
 napoleon_use_rtype = False
+napoleon_attr_annotations = False
 
-# Pages that run code. What they print and draw is made when the site is built.
+# Pages that run code: what they print and draw is made when the site is built.
 sphinx_gallery_conf = {
     "examples_dirs": ["method", "tutorials"],
-    "gallery_dirs": ["generated/method", "generated/tutorials"],
+    "gallery_dirs": ["guide", "examples"],
     "filename_pattern": r"\.py$",
+    "ignore_pattern": r"(^|/)_",
     "within_subsection_order": "FileNameSortKey",
     "abort_on_example_error": True,
-    "image_scrapers": ("matplotlib",),
     "remove_config_comments": True,
+    "download_all_examples": False,
     "show_memory": False,
     "show_signature": False,
-    "download_all_examples": False,
-    "min_reported_time": 0,
-    "matplotlib_animations": False,
+    "write_computation_times": False,
+    "reset_modules": (),
 }
 
 # The look.
@@ -66,10 +61,12 @@ html_theme = "furo"
 html_title = "rvrs"
 html_static_path = ["_static"]
 html_css_files = ["rvrs.css"]
-html_theme_options = {
-    "source_repository": "https://github.com/rvrs-dev/rvrs/",
-    "source_branch": "main",
-    "source_directory": "docs/",
-}
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
+
+
+def setup(app):
+    """No page of sources for Python's own module, which has none to show."""
+    app.connect(
+        "viewcode-find-source", lambda _, module: ("", {}) if module == "builtins" else None
+    )
