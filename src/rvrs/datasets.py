@@ -48,9 +48,16 @@ import numpy as np
 from rvrs import files
 from rvrs.core.arguments import check_choice, check_count, check_seed
 
+__all__ = ["Dataset", "Images", "image_names", "load", "load_images", "names"]
+
 
 class Dataset(NamedTuple):
-    """Covariates and responses of a regression or a binary classification."""
+    """Covariates and responses of a regression or a binary classification.
+
+    >>> from rvrs import datasets
+    >>> datasets.load("breast_cancer").covariate_names[-1]
+    'intercept'
+    """
 
     name: str
     covariates: np.ndarray
@@ -112,7 +119,12 @@ _MAX_BYTES = 32 * 2**20
 
 
 def names() -> tuple[str, ...]:
-    """The names that :func:`load` knows."""
+    """The names that :func:`load` knows.
+
+    >>> from rvrs import datasets
+    >>> "breast_cancer" in datasets.names()
+    True
+    """
     return tuple(sorted([*_FILES, _BUNDLED]))
 
 
@@ -174,7 +186,12 @@ def load(name: str, *, num_rows: int | None = None, seed: int = 0) -> Dataset:
 
 
 class Images(NamedTuple):
-    """Binary images, one row of pixels each, as bytes of 0 and 1."""
+    """Binary images, one row of pixels each, as bytes of 0 and 1.
+
+    >>> from rvrs import datasets
+    >>> int(datasets.load_images("digits").train.max())
+    1
+    """
 
     name: str
     train: np.ndarray
@@ -182,7 +199,12 @@ class Images(NamedTuple):
 
 
 def image_names() -> tuple[str, ...]:
-    """The names that :func:`load_images` knows."""
+    """The names that :func:`load_images` knows.
+
+    >>> from rvrs import datasets
+    >>> datasets.image_names()
+    ('digits', 'mnist_binarized')
+    """
     return _DIGITS, _MNIST
 
 

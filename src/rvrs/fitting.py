@@ -15,13 +15,14 @@ import numpy as np
 from jax.sharding import Mesh
 from numpyro import handlers
 
-from rvrs import diagnostics, processes, semi_fitting, spread, storage
+from rvrs import diagnostics, processes, proposals, semi_fitting, spread, storage
 from rvrs import run as running
 from rvrs.core import arguments as checks
 from rvrs.core.problem import PRNGKey
 from rvrs.guides import AutoRVRS, AutoSemiRVRS, _numpyro
 from rvrs.guides._numpyro import Arguments
 from rvrs.proposals import Proposal
+from rvrs.proposals.given_flow import FlowjaxDistribution, is_flow
 from rvrs.result import Fit
 from rvrs.run import Run
 from rvrs.semi_result import SemiFit
@@ -57,7 +58,7 @@ def fit(
     *model_args: Any,
     model_kwargs: dict[str, Any] | None = None,
     guide: AutoRVRS | AutoSemiRVRS | None = None,
-    proposal: Proposal | str = "auto",
+    proposal: Proposal | FlowjaxDistribution | str = "auto",
     target_acceptance: float = _TARGET_ACCEPTANCE,
     num_steps: int = NUM_STEPS,
     batch_size: int | None = None,
@@ -94,7 +95,8 @@ def fit(
         settings for.
     proposal
         ``"auto"`` (a full-rank normal up to 100 dimensions, low-rank up to 2000, diagonal
-        beyond), ``"diagonal"``, ``"mvn"``, ``"low_rank"``, or a family of :mod:`rvrs.proposals`.
+        beyond), ``"diagonal"``, ``"mvn"``, ``"low_rank"``, a family of :mod:`rvrs.proposals`, or a
+        flow of flowjax (see :func:`rvrs.proposals.from_flowjax`).
     target_acceptance
         The one knob: 1 is ordinary variational inference; the smaller, the closer to the
         posterior and the more proposals per draw (1 / Z).
@@ -206,13 +208,30 @@ def load(
     *model_args: Any,
     model_kwargs: dict[str, Any] | None = None,
     guide: AutoRVRS | AutoSemiRVRS | None = None,
+    proposal: Proposal | FlowjaxDistribution | None = None,
 ) -> Fit | SemiFit:
     """Load what ``Fit.save`` stored; model and data must be those of the fit.
+
+    >>> import os, tempfile
+    >>> import jax, numpyro, rvrs
+    >>> import numpyro.distributions as dist
+    >>> def model(y):
+    ...     rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
+    ...     numpyro.sample("y", dist.Poisson(rate), obs=y)
+    >>> y = jax.numpy.array([3, 1, 4, 1, 5])
+    >>> fit = rvrs.fit(jax.random.key(0), model, y, num_steps=500, progress=False)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "fit.npz")
+    ...     fit.save(path)
+    ...     rvrs.load(path, model, y).elbo == fit.elbo
+    True
 
     Parameters
     ----------
     guide
-        Needed where the fit was made with a guide or a proposal of your own: one built alike.
+        Needed where the fit was made with a guide of your own: one built alike.
+    proposal
+        Needed where the fit was made with a proposal of your own, such as a flow: one built alike.
     """
     arguments = (model_args, _checked_kwargs(model_kwargs))
     checks.check_file("path", path)
@@ -232,13 +251,22 @@ def load(
         raise ValueError(f"{path} holds a fit of rvrs.{kind}; pass a guide built alike.")
     if isinstance(guide, AutoSemiRVRS):
         return semi_fitting.load(path, stored, guide, arguments)
-    if guide is None and header["proposal"] not in _WORDS:
+    name = header["proposal"]
+    if guide is None and proposal is None and name not in _WORDS:
+        wanted = "proposal" if name == _OWN else "guide"
         raise ValueError(
-            f"{path} holds a fit with a proposal of your own ({header['proposal']}); pass a guide "
-            "built alike: rvrs.load(..., guide=rvrs.AutoRVRS(model, proposal=...))."
+            f"{path} holds a fit with a {wanted} of your own; pass one built alike: "
+            f"rvrs.load(..., {wanted}=...)."
+        )
+    if proposal is not None and (guide is not None or name != _OWN):
+        raise ValueError(
+            f"{path} holds a fit with the proposal {name!r}; leave proposal out."
+            if guide is None
+            else "proposal: the guide has one already; leave proposal out, or the guide."
         )
     settings = header["settings"]
-    guide, _ = _guide(model, guide, header["proposal"], settings["target_acceptance"], arguments)
+    given = name if proposal is None else proposal
+    guide, _ = _guide(model, guide, given, settings["target_acceptance"], arguments)
     present = {
         "settings": _settings(guide),
         "model": _describe_model(guide),
@@ -246,10 +274,12 @@ def load(
     }
     storage.refuse_differences(path, header, present)
     run = Run.from_checkpoint(stored, guide, arguments)
-    return _result(run, guide, arguments, header["proposal"], header)
+    return _result(run, guide, arguments, name, header)
 
 
 _WORDS = ("diagonal", "mvn", "low_rank")
+# What the proposal of a fit is called if it was given as an object.
+_OWN = "a proposal of your own"
 _A_MODEL = "a NumPyro model (a function)"
 _THE_CALL = "model cannot be called with model_args and model_kwargs"
 
@@ -287,7 +317,7 @@ def _check_guide(guide: Any, model: Any, proposal: Any, target_acceptance: Any) 
 def _guide(
     model: Callable,
     guide: AutoRVRS | None,
-    proposal: Proposal | str,
+    proposal: Proposal | FlowjaxDistribution | str,
     target_acceptance: float,
     arguments: Arguments,
 ) -> tuple[AutoRVRS, str]:
@@ -295,6 +325,9 @@ def _guide(
     if guide is not None:
         _setup(guide, arguments)
         return guide, f"that of {type(guide).__name__}"
+    if is_flow(proposal):
+        # It has no hash to be known again by; its family has.
+        proposal = proposals.from_flowjax(proposal)
     leaves, structure = jax.tree.flatten(arguments)
     like = tuple(
         (leaf.shape, str(leaf.dtype)) if isinstance(leaf, jax.Array | np.ndarray) else leaf
@@ -307,7 +340,7 @@ def _guide(
         first = "low_rank" if guide.latent_dim <= LOW_RANK_LIMIT else "diagonal"
         guide = _known_guide(model, first, target_acceptance, structure, like)
         _setup(guide, arguments)
-    return guide, first if isinstance(first, str) else "a proposal of your own"
+    return guide, first if isinstance(first, str) else _OWN
 
 
 def _known_guide(

@@ -18,7 +18,13 @@ Info = Any
 
 
 class VIAlgorithm(NamedTuple):
-    """BlackJAX's interface (``init``, ``step``, ``sample``), and ``evaluate``."""
+    """BlackJAX's interface (``init``, ``step``, ``sample``), and ``evaluate``.
+
+    >>> import optax, rvrs
+    >>> algorithm = rvrs.vi.as_top_level_api(lambda z: -0.5 * (z**2).sum(), optax.adam(1e-2))
+    >>> algorithm._fields
+    ('init', 'step', 'sample', 'evaluate')
+    """
 
     init: Callable[[PyTree], State]
     """``(position) -> state``."""
@@ -44,6 +50,13 @@ def run(
     Steps run in compiled chunks of ``chunk_size``; the program is compiled once, whatever
     the number of steps, and the result does not depend on ``chunk_size``. After each chunk
     ``callback(steps_done, state, infos_of_chunk)`` may report progress.
+
+    >>> import jax, optax, rvrs
+    >>> algorithm = rvrs.vi.as_top_level_api(lambda z: -0.5 * (z**2).sum(), optax.adam(1e-2))
+    >>> state = algorithm.init(jax.numpy.ones(2))
+    >>> state, info = rvrs.vi.run(jax.random.key(0), algorithm, state, num_steps=300)
+    >>> bool(info.elbo[-100:].mean() > info.elbo[:100].mean())
+    True
     """
     arguments.check_key("rng_key", rng_key)
     arguments.check_callable(

@@ -30,6 +30,20 @@ class Fit:
 
     Numbers are those of ``r``, the proposal after rejection, with T solved for
     ``target_acceptance``.
+
+    >>> import jax, numpyro, rvrs
+    >>> import numpyro.distributions as dist
+    >>> def model(y):
+    ...     rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
+    ...     numpyro.sample("y", dist.Poisson(rate), obs=y)
+    >>> y = jax.numpy.array([3, 1, 4, 1, 5])
+    >>> fit = rvrs.fit(jax.random.key(0), model, y, num_steps=500, progress=False)
+    >>> print(fit.summary().splitlines()[5])  # doctest: +ELLIPSIS
+      ESS           ... weighted draws
+    >>> fit.sample(jax.random.key(1), 100, resample=True)["rate"].shape
+    (100,)
+    >>> bool(0 <= fit.log_evidence - fit.elbo < 0.1)
+    True
     """
 
     guide: AutoRVRS

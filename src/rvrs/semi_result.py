@@ -24,7 +24,22 @@ _SUMMARY_DRAWS = 1000
 
 @dataclass(frozen=True, eq=False)
 class SemiFit:
-    """A trained and evaluated :class:`rvrs.AutoSemiRVRS`; made by :func:`rvrs.fit`."""
+    """A trained and evaluated :class:`rvrs.AutoSemiRVRS`; made by :func:`rvrs.fit`.
+
+    >>> import jax, numpyro, rvrs
+    >>> import numpyro.distributions as dist
+    >>> def model(y):
+    ...     with numpyro.plate("data", len(y)):
+    ...         z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+    ...         numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
+    >>> guide = rvrs.AutoSemiRVRS(model, model, target_acceptance=0.5)
+    >>> y = jax.numpy.linspace(-2.0, 2.0, 20)
+    >>> fit = rvrs.fit(
+    ...     jax.random.key(0), model, y, guide=guide, batch_size=5, num_steps=200, progress=False
+    ... )
+    >>> fit.sample(jax.random.key(1), 100, indices=[0, 19])["z"].shape
+    (100, 2)
+    """
 
     guide: AutoSemiRVRS
     params: dict[str, Any]

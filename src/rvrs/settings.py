@@ -15,6 +15,7 @@ from rvrs.core.objectives import Baseline, Estimator, ModelGradient
 from rvrs.core.problem import PyTree
 from rvrs.core.threshold import Rule
 from rvrs.proposals import Proposal
+from rvrs.proposals.given_flow import FlowjaxDistribution, is_flow
 
 LogDensity = Callable[[PyTree], jax.Array]
 
@@ -129,8 +130,10 @@ def default_max_proposals(max_proposals: Any, num_samples: Any, target_acceptanc
     return min(_DEFAULT_CAP * needed, arguments.LARGEST_COUNT)
 
 
-def named_proposal(proposal: Proposal | str) -> Proposal:
-    """A family by its name, or as it is."""
+def named_proposal(proposal: Proposal | FlowjaxDistribution | str) -> Proposal:
+    """A family by its name, that of a flow, or as it is."""
+    if is_flow(proposal):
+        return proposals.from_flowjax(proposal)
     if isinstance(proposal, Proposal):
         for name in Proposal._fields[:-1]:
             arguments.check_callable(f"proposal.{name}", getattr(proposal, name))

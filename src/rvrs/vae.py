@@ -24,9 +24,18 @@ from jax.scipy.special import logsumexp
 from rvrs.core.arguments import check_count, check_key, check_like, check_positive, shown
 from rvrs.core.problem import PRNGKey
 
+__all__ = ["VAE", "Layer", "apply_network", "init_network"]
+
 
 class Layer(NamedTuple):
-    """An affine map, with weights ``(inputs, outputs)`` and biases ``(outputs,)``."""
+    """An affine map, with weights ``(inputs, outputs)`` and biases ``(outputs,)``.
+
+    >>> import jax
+    >>> from rvrs import vae
+    >>> network = vae.init_network(jax.random.key(0), num_inputs=4, num_hidden=8, num_outputs=2)
+    >>> [layer.weights.shape for layer in network]
+    [(4, 8), (8, 8), (8, 2)]
+    """
 
     weights: Array
     biases: Array
@@ -39,7 +48,13 @@ Params = dict[str, Any]
 
 
 def init_network(rng_key: PRNGKey, num_inputs: int, num_hidden: int, num_outputs: int) -> Network:
-    """A network with two hidden layers, Glorot's uniform weights and biases of 0."""
+    """A network with two hidden layers, Glorot's uniform weights and biases of 0.
+
+    >>> import jax
+    >>> from rvrs import vae
+    >>> len(vae.init_network(jax.random.key(0), num_inputs=4, num_hidden=8, num_outputs=2))
+    3
+    """
     sizes = (num_inputs, num_hidden, num_hidden, num_outputs)
     glorot = jax.nn.initializers.glorot_uniform()
     keys = jax.random.split(rng_key, len(sizes) - 1)
@@ -50,7 +65,14 @@ def init_network(rng_key: PRNGKey, num_inputs: int, num_hidden: int, num_outputs
 
 
 def apply_network(network: Network, inputs: Array) -> Array:
-    """The outputs ``(..., outputs)`` at inputs ``(..., inputs)``."""
+    """The outputs ``(..., outputs)`` at inputs ``(..., inputs)``.
+
+    >>> import jax
+    >>> from rvrs import vae
+    >>> network = vae.init_network(jax.random.key(0), num_inputs=4, num_hidden=8, num_outputs=2)
+    >>> vae.apply_network(network, jax.numpy.ones((5, 4))).shape
+    (5, 2)
+    """
     *hidden, last = network
     for layer in hidden:
         inputs = jnp.tanh(inputs @ layer.weights + layer.biases)
@@ -107,6 +129,14 @@ class VAE:
     """Images of Bernoulli pixels, decoded from standard normal latent variables.
 
     Images are batches ``(n, num_pixels)`` of any type of number, with values from 0 to 1.
+
+    >>> import jax
+    >>> from rvrs import vae
+    >>> autoencoder = vae.VAE(num_pixels=16, num_latent=2, num_hidden=8)
+    >>> params = autoencoder.init(jax.random.key(0))
+    >>> images = jax.random.bernoulli(jax.random.key(1), 0.3, (5, 16)).astype("uint8")
+    >>> autoencoder.importance_bound(jax.random.key(2), params, images, num_samples=10).shape
+    (5,)
     """
 
     num_pixels: int = 784

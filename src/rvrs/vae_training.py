@@ -53,11 +53,32 @@ from rvrs.settings import Sampler
 from rvrs.storage import Checkpoint
 from rvrs.vae import VAE, Params, check_start, check_training, log_mean_exp
 
+__all__ = [
+    "METHODS",
+    "Method",
+    "TrainState",
+    "guided",
+    "iwae",
+    "rvrs",
+    "rvrs_guide",
+    "standard",
+    "train",
+    "uha",
+]
+
 RememberingLoss = Callable[[PRNGKey, Params, PyTree, Array, Any], tuple[Array, PyTree]]
 
 
 class Method(NamedTuple):
-    """A way to train a :class:`VAE`."""
+    """A way to train a :class:`rvrs.vae.VAE`.
+
+    >>> import jax
+    >>> from rvrs import vae, vae_training
+    >>> autoencoder = vae.VAE(num_pixels=16, num_latent=2, num_hidden=8)
+    >>> method = vae_training.standard(autoencoder)
+    >>> sorted(method.init(jax.random.key(0)))
+    ['decoder', 'encoder']
+    """
 
     init: Callable[[PRNGKey], Params]
     """First parameters. All methods have the same networks for the same key. To start from the
@@ -83,7 +104,16 @@ class Method(NamedTuple):
 
 
 def standard(vae: VAE) -> Method:
-    """The ELBO, with one draw per image for the likelihood and the exact divergence."""
+    """The ELBO, with one draw per image for the likelihood and the exact divergence.
+
+    >>> import jax
+    >>> from rvrs import vae, vae_training
+    >>> autoencoder = vae.VAE(num_pixels=16, num_latent=2, num_hidden=8)
+    >>> method = vae_training.standard(autoencoder)
+    >>> images = jax.numpy.zeros((3, 16))
+    >>> method.loss(jax.random.key(1), method.init(jax.random.key(0)), images).shape
+    ()
+    """
     check_kind("vae", vae, VAE, "a rvrs.vae.VAE")
 
     def loss(rng_key: PRNGKey, params: Params, images: Any) -> Array:
@@ -96,7 +126,12 @@ def standard(vae: VAE) -> Method:
 
 
 def iwae(vae: VAE, num_samples: int = 10) -> Method:
-    """The importance-weighted bound of Burda et al. (2015), with ``num_samples`` draws (K)."""
+    """The importance-weighted bound of Burda et al. (2015), with ``num_samples`` draws (K).
+
+    >>> from rvrs import vae, vae_training
+    >>> autoencoder = vae.VAE(num_pixels=16, num_latent=2, num_hidden=8)
+    >>> method = vae_training.iwae(autoencoder, num_samples=5)
+    """
     check_kind("vae", vae, VAE, "a rvrs.vae.VAE")
     check_count("num_samples", num_samples)
 
@@ -111,6 +146,10 @@ def uha(vae: VAE, num_steps: int = 10) -> Method:
     """Uncorrected Hamiltonian annealing (DAIS): ``num_steps`` (K) from encoder to posterior.
 
     Step sizes, damping, temperatures and masses are learned, and common to all images.
+
+    >>> from rvrs import vae, vae_training
+    >>> autoencoder = vae.VAE(num_pixels=16, num_latent=2, num_hidden=8)
+    >>> method = vae_training.uha(autoencoder, num_steps=5)
     """
     check_kind("vae", vae, VAE, "a rvrs.vae.VAE")
     check_count("num_steps", num_steps)
@@ -133,6 +172,10 @@ def guided(vae: VAE, make_guide: Callable[[], Callable[[Any], Any]]) -> Method:
     """The ELBO of a NumPyro guide of ``vae.model``, by stock ``Trace_ELBO()``.
 
     A guide is made whenever a loss is compiled: autoguides remember the size of their first batch.
+
+    >>> from rvrs import vae, vae_training
+    >>> autoencoder = vae.VAE(num_pixels=16, num_latent=2, num_hidden=8)
+    >>> method = vae_training.guided(autoencoder, lambda: autoencoder.encoder_guide)
     """
     check_kind("vae", vae, VAE, "a rvrs.vae.VAE")
     check_callable("make_guide", make_guide, "a function without arguments")
@@ -183,6 +226,10 @@ def rvrs(
     By default as in the paper: the budget sampler with ``round(num_samples / target_acceptance)``
     proposals per image. ``loss`` solves for the thresholds afresh, so it is right for images that
     were never seen.
+
+    >>> from rvrs import vae, vae_training
+    >>> autoencoder = vae.VAE(num_pixels=16, num_latent=2, num_hidden=8)
+    >>> method = vae_training.rvrs(autoencoder, target_acceptance=0.2)
     """
     guide = rvrs_guide(
         vae,
@@ -221,7 +268,14 @@ def rvrs_guide(
     num_proposals: int | None = None,
     sampler: Sampler = "budget",
 ) -> AutoSemiRVRS:
-    """The guide of :func:`rvrs`, whose ``evaluate`` and ``sample_posterior`` take any images."""
+    """The guide of :func:`rvrs`, whose ``evaluate`` and ``sample_posterior`` take any images.
+
+    >>> from rvrs import vae, vae_training
+    >>> autoencoder = vae.VAE(num_pixels=16, num_latent=2, num_hidden=8)
+    >>> guide = vae_training.rvrs_guide(autoencoder, target_acceptance=0.2)
+    >>> guide.settings.num_proposals
+    10
+    """
     check_kind("vae", vae, VAE, "a rvrs.vae.VAE")
     check_choice("sampler", sampler, get_args(Sampler))
     if sampler == "budget" and num_proposals is None:
@@ -251,7 +305,12 @@ METHODS: dict[str, Callable[..., Method]] = {
 
 
 class TrainState(NamedTuple):
-    """What changes while training."""
+    """What changes while training; :func:`train` returns the last one.
+
+    >>> from rvrs import vae_training
+    >>> vae_training.TrainState._fields
+    ('params', 'opt_state', 'memory')
+    """
 
     params: Params
     opt_state: PyTree
@@ -288,7 +347,7 @@ def train_step(
 
 
 class Training(NamedTuple):
-    """A training under way."""
+    """What a checkpoint holds: a training under way."""
 
     state: TrainState
     losses: np.ndarray
@@ -311,6 +370,17 @@ def train(
     description: Mapping[str, Any] | None = None,
 ) -> tuple[TrainState, np.ndarray]:
     """Train by Adam on batches drawn without replacement in every epoch.
+
+    >>> import jax
+    >>> from rvrs import vae, vae_training
+    >>> images = jax.random.bernoulli(jax.random.key(0), 0.3, (40, 16)).astype("uint8")
+    >>> autoencoder = vae.VAE(num_pixels=16, num_latent=2, num_hidden=8)
+    >>> method = vae_training.iwae(autoencoder, num_samples=3)
+    >>> state, losses = vae_training.train(
+    ...     method, jax.random.key(1), images, num_epochs=2, batch_size=10, progress=False
+    ... )
+    >>> losses.shape
+    (8,)
 
     Parameters
     ----------

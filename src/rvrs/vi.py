@@ -29,6 +29,7 @@ from rvrs.core.threshold import Rule, ThresholdState
 from rvrs.loop import VIAlgorithm as VIAlgorithm
 from rvrs.loop import run as run
 from rvrs.proposals import Proposal
+from rvrs.proposals.given_flow import FlowjaxDistribution
 from rvrs.settings import (
     FamilySettings,
     LogDensity,
@@ -37,9 +38,29 @@ from rvrs.settings import (
     named_proposal,
 )
 
+__all__ = [
+    "Evidence",
+    "RVRSInfo",
+    "RVRSState",
+    "VIAlgorithm",
+    "as_top_level_api",
+    "evaluate",
+    "init",
+    "run",
+    "sample",
+    "step",
+]
+
 
 class RVRSState(NamedTuple):
-    """Everything that changes while training."""
+    """Everything that changes while training.
+
+    >>> import jax, optax, rvrs
+    >>> algorithm = rvrs.vi.as_top_level_api(lambda z: -0.5 * (z**2).sum(), optax.adam(1e-2))
+    >>> state = algorithm.init(jax.numpy.zeros(2))
+    >>> state.parameters.loc.shape
+    (2,)
+    """
 
     parameters: Any
     """Parameters of the proposal, over the flattened position."""
@@ -50,7 +71,14 @@ class RVRSState(NamedTuple):
 
 
 class RVRSInfo(NamedTuple):
-    """What one step tells about itself."""
+    """What one step tells about itself.
+
+    >>> import jax, optax, rvrs
+    >>> algorithm = rvrs.vi.as_top_level_api(lambda z: -0.5 * (z**2).sum(), optax.adam(1e-2))
+    >>> _, info = algorithm.step(jax.random.key(0), algorithm.init(jax.numpy.zeros(2)))
+    >>> bool(info.capped)
+    False
+    """
 
     elbo: jax.Array
     """An unbiased estimate of the ELBO at the parameters before the step; NaN if capped."""
@@ -70,7 +98,7 @@ def as_top_level_api(
     logdensity_fn: LogDensity,
     optimizer: optax.GradientTransformation,
     *,
-    proposal: Proposal | str = "diagonal",
+    proposal: Proposal | FlowjaxDistribution | str = "diagonal",
     target_acceptance: float = 0.1,
     num_samples: int = 2,
     epsilon: float = 1e-4,
@@ -83,6 +111,15 @@ def as_top_level_api(
 ) -> VIAlgorithm:
     """Reparameterized variational rejection sampling of an unnormalised log density.
 
+    >>> import jax, optax, rvrs
+    >>> def log_density(z):  # of any pytree
+    ...     return -0.5 * z["x"] ** 2 - 2.0 * (z["y"] - z["x"] ** 2) ** 2
+    >>> algorithm = rvrs.vi.as_top_level_api(log_density, optax.adam(1e-2), proposal="mvn")
+    >>> state = algorithm.init({"x": jax.numpy.array(0.0), "y": jax.numpy.array(0.0)})
+    >>> state, info = rvrs.vi.run(jax.random.key(0), algorithm, state, num_steps=100)
+    >>> info.elbo.shape
+    (100,)
+
     Parameters
     ----------
     logdensity_fn
@@ -90,7 +127,8 @@ def as_top_level_api(
     optimizer
         Optax optimizer of the proposal's parameters.
     proposal
-        ``"diagonal"``, ``"mvn"``, or a family of :mod:`rvrs.proposals`.
+        ``"diagonal"``, ``"mvn"``, a family of :mod:`rvrs.proposals`, or a flow of flowjax (see
+        :func:`rvrs.proposals.from_flowjax`).
     target_acceptance
         The acceptance probability Z that T is adapted to: 1 is ordinary variational inference;
         the smaller, the closer to the target and the more proposals per draw (1 / Z).
@@ -157,7 +195,14 @@ def init(
     optimizer: optax.GradientTransformation,
     settings: FamilySettings,
 ) -> RVRSState:
-    """The state at a proposal around ``position``, with T calibrated to it."""
+    """The state at a proposal around ``position``, with T calibrated to it.
+
+    As ``algorithm.init(position)``:
+
+    >>> import jax, optax, rvrs
+    >>> algorithm = rvrs.vi.as_top_level_api(lambda z: -0.5 * (z**2).sum(), optax.adam(1e-2))
+    >>> state = algorithm.init(jax.numpy.zeros(3))
+    """
     check_density(logdensity_fn, position)
     position = jax.tree.map(jnp.asarray, position)
     location, _ = ravel_pytree(position)
@@ -177,7 +222,15 @@ def step(
     optimizer: optax.GradientTransformation,
     settings: FamilySettings,
 ) -> tuple[RVRSState, RVRSInfo]:
-    """One gradient step of the proposal and one of T."""
+    """One gradient step of the proposal and one of T.
+
+    As ``algorithm.step(rng_key, state)``:
+
+    >>> import jax, optax, rvrs
+    >>> algorithm = rvrs.vi.as_top_level_api(lambda z: -0.5 * (z**2).sum(), optax.adam(1e-2))
+    >>> state = algorithm.init(jax.numpy.zeros(3))
+    >>> state, info = jax.jit(algorithm.step)(jax.random.key(0), state)
+    """
     arguments.check_key("rng_key", rng_key)
     _check_state(state, settings, optimizer)
     problem = _problem(logdensity_fn, state.parameters, state.position, settings)
@@ -243,6 +296,13 @@ def sample(
 
     Draws are made in chunks, so memory beyond the result does not grow with their number. Where
     ``max_proposals`` was hit the draws are NaN, and a warning says so outside of ``jit``.
+
+    As ``algorithm.sample(rng_key, state, num_samples)``:
+
+    >>> import jax, optax, rvrs
+    >>> algorithm = rvrs.vi.as_top_level_api(lambda z: -0.5 * (z**2).sum(), optax.adam(1e-2))
+    >>> algorithm.sample(jax.random.key(0), algorithm.init(jax.numpy.zeros(3)), 10).shape
+    (10, 3)
     """
     arguments.check_key("rng_key", rng_key)
     _check_state(state, settings)
@@ -266,7 +326,16 @@ def evaluate(
     logdensity_fn: LogDensity,
     settings: FamilySettings,
 ) -> Evidence:
-    """ELBO, log Z and log evidence with standard errors; T is recalibrated from the parameters."""
+    """ELBO, log Z and log evidence with standard errors; T is recalibrated from the parameters.
+
+    As ``algorithm.evaluate(rng_key, state, num_proposals)``:
+
+    >>> import jax, optax, rvrs
+    >>> algorithm = rvrs.vi.as_top_level_api(lambda z: -0.5 * (z**2).sum(), optax.adam(1e-2))
+    >>> quality = algorithm.evaluate(jax.random.key(0), algorithm.init(jax.numpy.zeros(3)))
+    >>> bool(quality.elbo <= quality.log_evidence)
+    True
+    """
     arguments.check_key("rng_key", rng_key)
     _check_state(state, settings)
     arguments.check_count("num_proposals", num_proposals)

@@ -66,6 +66,19 @@ def fit(
 ) -> Fitted:
     """Train a method on a task, and judge it by its own bound.
 
+    >>> import jax, numpyro
+    >>> import numpyro.distributions as dist
+    >>> from rvrs import baselines
+    >>> def model():
+    ...     x = numpyro.sample("x", dist.Normal(0.0, 1.0))
+    ...     numpyro.sample("y", dist.Normal(x, 1.0), obs=2.0)
+    >>> fitted = baselines.fit(
+    ...     jax.random.key(0), "mvn", baselines.Task("conjugate", model), num_steps=500
+    ... )
+    >>> exact = -0.5 * 2.0**2 / 2 - 0.5 * jax.numpy.log(2 * jax.numpy.pi * 2)  # N(2; 0, 2)
+    >>> bool(abs(fitted.elbo - exact) < 0.05)
+    True
+
     Parameters
     ----------
     method

@@ -21,7 +21,12 @@ _PATTERN = re.compile(
 
 
 class Method(NamedTuple):
-    """A method, as its name tells it."""
+    """A method, as its name tells it.
+
+    >>> from rvrs import baselines
+    >>> baselines.parse("rvrs-0.1").target_acceptance
+    0.1
+    """
 
     kind: str
     """The name without its numbers, as ``"mf"``, ``"iwae"`` or ``"rvrs"``."""
@@ -34,7 +39,13 @@ class Method(NamedTuple):
 
 
 def parse(name: str) -> Method:
-    """The method of a name; ValueError with the known names for any other."""
+    """The method of a name; ValueError with the known names for any other.
+
+    >>> from rvrs import baselines
+    >>> method = baselines.parse("iwae-24")
+    >>> method.kind, method.number
+    ('iwae', 24)
+    """
     found = _PATTERN.fullmatch(name) if isinstance(name, str) else None
     if found is None:
         raise ValueError(

@@ -21,11 +21,33 @@ Report = Callable[[float, str], None]
 
 
 class DivergedError(RuntimeError):
-    """A method has come to nothing; the message says how."""
+    """A method has come to nothing; the message says how.
+
+    >>> from rvrs import baselines
+    >>> try:
+    ...     raise baselines.DivergedError("the bound is not finite")
+    ... except RuntimeError as error:
+    ...     print(error)
+    the bound is not finite
+    """
 
 
 class LocalParts(NamedTuple):
-    """How a model with a latent variable for every data point is made."""
+    """How a model with a latent variable for every data point is made.
+
+    >>> import jax.numpy as jnp, numpyro
+    >>> import numpyro.distributions as dist
+    >>> from rvrs import baselines
+    >>> y = jnp.array([0.5, 1.5, 0.1])
+    >>> def global_model():
+    ...     return numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    >>> def local_model(mean):
+    ...     with numpyro.plate("data", 3):
+    ...         z = numpyro.sample("z", dist.Normal(mean, 1.0))
+    ...         numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
+    >>> parts = baselines.LocalParts(global_model, local_model)
+    >>> task = baselines.Task("toy", lambda: local_model(global_model()), parts)
+    """
 
     global_model: Callable[[], Any]
     """Draws the global latents, and returns what ``local_model`` takes."""
@@ -36,7 +58,17 @@ class LocalParts(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A posterior that every method can be given."""
+    """A posterior that every method can be given.
+
+    >>> import numpyro
+    >>> import numpyro.distributions as dist
+    >>> from rvrs import baselines
+    >>> def model():
+    ...     x = numpyro.sample("x", dist.Normal(0.0, 1.0))
+    ...     numpyro.sample("y", dist.Normal(x, 1.0), obs=2.0)
+    >>> baselines.Task("conjugate", model).name
+    'conjugate'
+    """
 
     name: str
     model: Callable[[], Any]
@@ -46,7 +78,13 @@ class Task(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """An average and its Monte Carlo standard error."""
+    """An average and its Monte Carlo standard error.
+
+    >>> from rvrs import baselines
+    >>> value, error = baselines.Estimate(-3.2, 0.1)
+    >>> print(f"{value} ± {error}")
+    -3.2 ± 0.1
+    """
 
     value: float
     error: float
@@ -64,7 +102,21 @@ class Trained(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """A method that has been trained and judged."""
+    """A method that has been trained and judged; made by :func:`rvrs.baselines.fit`.
+
+    >>> import jax, numpyro
+    >>> import numpyro.distributions as dist
+    >>> from rvrs import baselines
+    >>> def model():
+    ...     x = numpyro.sample("x", dist.Normal(0.0, 1.0))
+    ...     numpyro.sample("y", dist.Normal(x, 1.0), obs=2.0)
+    >>> task = baselines.Task("conjugate", model)
+    >>> fitted = baselines.fit(
+    ...     jax.random.key(0), "mf", task, num_steps=200, num_evaluation_draws=1000
+    ... )
+    >>> fitted.sample(jax.random.key(1), 10)["x"].shape
+    (10,)
+    """
 
     method: str
     elbo: float | None

@@ -62,6 +62,11 @@ def evaluate(
     None of the formulas subtracts two large numbers or forms 0/0: ``share`` and ``guard`` are
     the parts of ``a_e`` that come from the sigmoid and from the guardrail, ``share + guard = 1``.
     One exponential and one logarithm serve them all: this runs on every proposal.
+
+    >>> import jax.numpy as jnp
+    >>> from rvrs.core import acceptance
+    >>> print(acceptance.evaluate(jnp.array([-1e6, 0.0, 1e6]), jnp.zeros(3), 0.0).probability)
+    [0.  0.5 1. ]
     """
     finite = jnp.isfinite(log_weight)
     lw = jnp.where(finite, log_weight, 0.0)

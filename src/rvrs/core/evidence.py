@@ -29,7 +29,15 @@ from rvrs.core.randomness import unrolled
 
 
 class Evidence(NamedTuple):
-    """Estimates for each of B targets, with standard errors."""
+    """Estimates for each of B targets, with standard errors.
+
+    >>> import jax.numpy as jnp
+    >>> from rvrs.core import evidence
+    >>> lw = jnp.zeros((1000, 1))  # log weights of proposals from the posterior itself
+    >>> found = evidence.from_log_weights(lw, jnp.zeros(1), epsilon=0.0)
+    >>> bool(jnp.allclose(found.elbo, found.log_evidence, atol=1e-6))
+    True
+    """
 
     elbo: Float[Array, " b"]
     elbo_error: Float[Array, " b"]

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend.random import define_prng_impl
 
-from rvrs.core.problem import PRNGKey
+from rvrs.core.problem import PRNGKey, PyTree
 
 
 def unrolled(rng_key: PRNGKey) -> PRNGKey:
@@ -24,6 +24,19 @@ def unrolled(rng_key: PRNGKey) -> PRNGKey:
     if str(jax.random.key_impl(rng_key)) != "threefry2x32":
         return rng_key
     return jax.random.wrap_key_data(jax.random.key_data(rng_key), impl=_UNROLLED)
+
+
+def noise_for_keys(rng_key: PRNGKey, shape: tuple[int, ...], _: PyTree = None) -> jax.Array:
+    """Noise of distributions that can only be drawn with keys: the data of fresh keys.
+
+    Any random bits will do.
+    """
+    return jax.random.bits(rng_key, (*shape, 2), jnp.uint32)
+
+
+def key_from_noise(noise: jax.Array) -> PRNGKey:
+    """The key that such noise stands for."""
+    return jax.random.wrap_key_data(noise, impl="threefry2x32")
 
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))

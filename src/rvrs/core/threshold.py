@@ -114,6 +114,13 @@ def calibrate(
     Log weights that are not finite count as proposals that are always rejected. When these are
     so many that no T reaches the target, T is such that nearly all others are accepted. A target
     of 1 gives ``T = inf``: every proposal with a finite density is accepted.
+
+    >>> import jax.numpy as jnp
+    >>> from rvrs.core import threshold
+    >>> log_weights = jnp.full((100, 1), 3.0)
+    >>> t = threshold.calibrate(log_weights, target_acceptance=0.5)
+    >>> print(t)  # sigmoid(3 + T) = 0.5
+    [-3.]
     """
     if target_acceptance == 1.0:
         return jnp.full(log_weights.shape[1:], jnp.inf, log_weights.dtype)

@@ -10,9 +10,11 @@ import numpyro.distributions as dist
 from numpyro import handlers
 from numpyro.infer.autoguide import AutoContinuous
 
-from rvrs.core.problem import PRNGKey, PyTree
+from rvrs.core.problem import PyTree
+from rvrs.core.randomness import key_from_noise, noise_for_keys
 from rvrs.guides import _numpyro
 from rvrs.proposals import Proposal
+from rvrs.proposals.given_flow import FlowjaxDistribution
 from rvrs.settings import named_proposal
 
 
@@ -21,8 +23,11 @@ class GuideProposal(Protocol):
 
     family: Proposal
 
-    def setup(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Learn the model's structure; called once it is known to be valid."""
+    def setup(self, args: tuple[Any, ...], kwargs: dict[str, Any], location: jax.Array) -> None:
+        """Learn the model's structure; called once it is known to be valid.
+
+        ``location`` is a point of the unconstrained space.
+        """
         ...
 
     def register(self, location: jax.Array) -> PyTree:
@@ -51,7 +56,7 @@ class GuideProposal(Protocol):
 
 
 def guide_proposal(
-    proposal: AutoContinuous | Proposal | str | None,
+    proposal: AutoContinuous | Proposal | FlowjaxDistribution | str | None,
     model: Callable,
     prefix: str,
     init_scale: float,
@@ -81,8 +86,9 @@ class OwnProposal:
         self._prefix = prefix
         self._init_scale = init_scale
 
-    def setup(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Nothing to learn."""
+    def setup(self, args: tuple[Any, ...], kwargs: dict[str, Any], location: jax.Array) -> None:
+        """See whether the family is one for so many dimensions."""
+        jax.eval_shape(lambda at: self.family.init(at, self._init_scale), location)
 
     def register(self, location: jax.Array) -> PyTree:
         """One ``numpyro.param`` for every field of the family's parameters."""
@@ -119,7 +125,7 @@ class StockProposal:
         self._guide = guide
         self.family = Proposal(
             init=_no_init,
-            sample_noise=_random_keys,
+            sample_noise=noise_for_keys,
             propose=self._propose,
             log_density=self._log_density,
             push_forward=_no_init,
@@ -127,7 +133,7 @@ class StockProposal:
             closed_under="diagonal",
         )
 
-    def setup(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def setup(self, args: tuple[Any, ...], kwargs: dict[str, Any], location: jax.Array) -> None:
         """Let the autoguide learn the model's structure, and see whether it has a density."""
         self._guide._setup_prototype(*args, **kwargs)
         _numpyro.order_latent(self._guide)
@@ -183,22 +189,13 @@ class StockProposal:
 
     def _propose(self, parameters: PyTree, noise: jax.Array) -> tuple[jax.Array, jax.Array]:
         posterior = _numpyro.stock_posterior(self._guide, parameters)
-        key = jax.random.wrap_key_data(noise, impl=_KEY_KIND)
-        z, intermediates = posterior.sample_with_intermediates(key)
+        z, intermediates = posterior.sample_with_intermediates(key_from_noise(noise))
         if intermediates:
             return z, jnp.sum(posterior.log_prob(z, intermediates))
         return z, jnp.sum(posterior.log_prob(z))
 
     def _log_density(self, parameters: PyTree, z: jax.Array) -> jax.Array:
         return jnp.sum(_numpyro.stock_posterior(self._guide, parameters).log_prob(z))
-
-
-_KEY_KIND = "threefry2x32"
-
-
-def _random_keys(rng_key: PRNGKey, shape: tuple[int, ...], _: PyTree) -> jax.Array:
-    """Data of fresh keys: any random bits will do."""
-    return jax.random.bits(rng_key, (*shape, 2), jnp.uint32)
 
 
 def _no_init(*_: Any) -> PyTree:

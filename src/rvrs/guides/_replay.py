@@ -13,12 +13,11 @@ import jax.numpy as jnp
 import numpyro.distributions as dist
 
 from rvrs.core.problem import PRNGKey, PyTree
+from rvrs.core.randomness import key_from_noise, noise_for_keys
 from rvrs.guides import _gamma
 
 Distributions = dict[str, Any]
 """Distributions by the names of their sites; trees of arrays as far as JAX is concerned."""
-
-_KEY_KIND = "threefry2x32"
 
 
 def sample_noise(
@@ -43,8 +42,7 @@ def _noise_of(rng_key: PRNGKey, shape: tuple[int, ...], fn: Any) -> jax.Array:
         return _gamma.sample_noise(rng_key, (*shape, *fn.shape(), 2))
     if kind in (dist.Gamma, dist.Dirichlet):
         return _gamma.sample_noise(rng_key, shape + fn.shape())
-    # Any random bits are the data of a key.
-    return jax.random.bits(rng_key, (*shape, 2), jnp.uint32)
+    return noise_for_keys(rng_key, shape)
 
 
 def propose(
@@ -56,8 +54,7 @@ def propose(
         if _kind(fn) is not None:
             value, intermediates = _from_noise(fn, noise[name])
         else:
-            key = jax.random.wrap_key_data(noise[name], impl=_KEY_KIND)
-            value, intermediates = fn.sample_with_intermediates(key)
+            value, intermediates = fn.sample_with_intermediates(key_from_noise(noise[name]))
         values[name] = value
         known = (intermediates,) if intermediates else ()
         log_density = log_density + jnp.sum(fn.log_prob(value, *known))

@@ -24,6 +24,7 @@ from rvrs.guides._program import Programs
 from rvrs.guides._proposal import guide_proposal
 from rvrs.guides._target import ModelTarget
 from rvrs.proposals import Proposal
+from rvrs.proposals.given_flow import FlowjaxDistribution
 from rvrs.settings import FamilySettings, default_max_proposals
 
 
@@ -54,9 +55,9 @@ class AutoRVRS(ModelTarget):
         A NumPyro model whose latent variables are all continuous.
     proposal
         ``None`` or ``"diagonal"`` for independent normals, ``"mvn"`` for a normal with full
-        covariance, ``"low_rank"``, a family of :mod:`rvrs.proposals` (flows among them), or a
-        NumPyro autoguide of the same model that is an ``AutoContinuous`` and whose log density
-        can be evaluated at any point.
+        covariance, ``"low_rank"``, a family of :mod:`rvrs.proposals` (flows among them), a flow of
+        flowjax (see :func:`rvrs.proposals.from_flowjax`), or a NumPyro autoguide of the same model
+        that is an ``AutoContinuous`` and whose log density can be evaluated at any point.
     target_acceptance
         The acceptance probability Z that T is adapted to: 1 is ordinary variational inference;
         the smaller, the closer to the posterior and the more proposals per draw (1 / Z).
@@ -100,7 +101,7 @@ class AutoRVRS(ModelTarget):
         self,
         model: Callable,
         *,
-        proposal: AutoContinuous | Proposal | str | None = None,
+        proposal: AutoContinuous | Proposal | FlowjaxDistribution | str | None = None,
         target_acceptance: float = 0.1,
         num_samples: int = 2,
         epsilon: float = 1e-4,
@@ -261,7 +262,7 @@ class AutoRVRS(ModelTarget):
         except checks.NEEDS_VALUES as error:
             raise checks.needs_values("model") from error
         _numpyro.order_latent(self)
-        self.proposal.setup(args, kwargs)
+        self.proposal.setup(args, kwargs, self._init_latent)
 
     @contextmanager
     def _prototype(self, rng_key: PRNGKey, arguments: Arguments) -> Iterator[None]:

@@ -13,7 +13,12 @@ Scale = Float[Array, " d"] | Float[Array, "d d"]
 class Proposal(NamedTuple):
     """A family ``q`` that can be sampled, replayed from its noise and evaluated at any point.
 
-    The parameters are a NamedTuple of arrays, every real value of which is valid.
+    The parameters are a NamedTuple of arrays, every real value of which is valid. Families are made
+    by functions such as :func:`rvrs.proposals.diagonal_normal`; one of your own fills these fields.
+
+    >>> import rvrs
+    >>> rvrs.proposals.full_rank_normal().closed_under
+    'triangular'
     """
 
     init: Callable[[Vector, float], Any]

@@ -1,42 +1,24 @@
 """Normalizing flows as proposals, through flowjax: ``pip install 'rvrs[flows]'``.
 
-A draw is ``loc + L f(noise)``: a flow ``f``, which starts close to the identity, followed by the
-triangular affine map of :func:`~rvrs.proposals.full_rank_normal`. The affine map carries location
-and scale, so that the networks see numbers of order one whatever the target's units.
-
-Many proposals are made for each draw that is accepted, so both flows sample in one pass of their
-networks; only the density at a given point, which accepted draws alone need, may cost more.
+Layers that start close to the identity, behind the affine map of
+:mod:`rvrs.proposals.affine_flow`. Both flows are sampled in one pass of their networks.
 """
 
 import math
-from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import eval_context
-from jax.flatten_util import ravel_pytree
-from jax.scipy.linalg import solve_triangular
 from jax.scipy.stats import norm
 from jaxtyping import Array
 
 from rvrs.core.arguments import check_count, shown
-from rvrs.proposals.family import Proposal, Vector
-from rvrs.proposals.normal import FullRankNormal, check_start, cholesky, full_rank_normal
-
-
-class Flow(NamedTuple):
-    """Parameters of :func:`coupling_flow` and :func:`masked_autoregressive_flow`."""
-
-    loc: Array
-    log_diagonal: Array
-    """Logarithm of the diagonal of ``L``."""
-    lower: Array
-    """``(d, d)``, the rest of ``L`` as in :class:`~rvrs.proposals.FullRankNormal`."""
-    weights: Array
-    """Weights and biases of all networks, in one vector."""
+from rvrs.proposals.affine_flow import Networks, flow_family, promotion, ravelled, require_flowjax
+from rvrs.proposals.family import Proposal
+from rvrs.proposals.normal import full_rank_normal
 
 
 def coupling_flow(
@@ -45,6 +27,12 @@ def coupling_flow(
     """Affine coupling layers: half of the coordinates moves and scales the other half.
 
     Sampling and the density at a point both cost one pass of the networks.
+
+    >>> import jax.numpy as jnp, rvrs
+    >>> family = rvrs.proposals.coupling_flow(num_layers=2, nn_width=4)
+    >>> z, log_q = family.propose(family.init(jnp.zeros(2), 1.0), jnp.array([0.5, -1.0]))
+    >>> z.shape
+    (2,)
 
     Parameters
     ----------
@@ -68,6 +56,11 @@ def masked_autoregressive_flow(
 
     Sampling costs one pass of the networks, as in inverse autoregressive flows. The density at a
     given point costs ``d`` passes, one after the other.
+
+    >>> import jax.numpy as jnp, rvrs
+    >>> family = rvrs.proposals.masked_autoregressive_flow(num_layers=2, nn_width=4)
+    >>> family.init(jnp.zeros(3), 1.0).loc.shape
+    (3,)
 
     Parameters
     ----------
@@ -100,86 +93,32 @@ def _checked_family(
     check_count("nn_depth", nn_depth)
     if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
         raise ValueError(f"seed must be a whole number of at least 0, got {shown(seed)}.")
-    try:
-        import equinox  # noqa: F401
-        from flowjax import bijections  # noqa: F401
-    except ImportError as error:
-        raise ImportError(
-            "Flow proposals need flowjax, which is not installed; run: pip install 'rvrs[flows]'"
-        ) from error
+    require_flowjax()
     return _family(kind, num_layers, nn_width, nn_depth, seed)
 
 
 @cache
 def _family(kind: _Kind, num_layers: int, nn_width: int, nn_depth: int, seed: int) -> Proposal:
-    build = cache(partial(_build, kind, num_layers, nn_width, nn_depth, seed))
-    affine = full_rank_normal()
-
-    def network(parameters: FullRankNormal | Flow) -> _Network:
-        return build(parameters.loc.shape[-1], parameters.loc.dtype.name)
-
-    def init(location: Vector, scale: float) -> Flow:
-        check_start(location, scale)
-        if location.shape[-1] < 2:
-            raise ValueError(
-                f"A {kind} flow needs a location of at least 2 dimensions, got "
-                f'{location.shape[-1]}; use proposal="mvn" or "diagonal" there.'
-            )
-        start = affine.init(location, scale)
-        return Flow(*start, weights=jnp.asarray(network(start).weights, location.dtype))
-
-    def propose(parameters: Flow, noise: Array) -> tuple[Array, Array]:
-        x, log_det = network(parameters).transform(parameters.weights, noise)
-        z = parameters.loc + cholesky(_affine_part(parameters)) @ x
-        log_noise = jnp.sum(norm.logpdf(noise))
-        return z, log_noise - log_det - jnp.sum(parameters.log_diagonal)
-
-    def log_density(parameters: Flow, z: Array) -> Array:
-        factor = cholesky(_affine_part(parameters))
-        x = solve_triangular(factor, z - parameters.loc, lower=True)
-        noise, log_det = network(parameters).inverse(parameters.weights, x)
-        return jnp.sum(norm.logpdf(noise)) + log_det - jnp.sum(parameters.log_diagonal)
-
-    def push_forward(parameters: Flow, location: Vector, scale: Array) -> Flow:
-        pushed = affine.push_forward(_affine_part(parameters), location, scale)
-        return Flow(*pushed, weights=parameters.weights)
-
-    def standardize(parameters: Flow) -> tuple[Flow, Vector, Array]:
-        standard, location, scale = affine.standardize(_affine_part(parameters))
-        return Flow(*standard, weights=parameters.weights), location, scale
-
-    return Proposal(
-        init, affine.sample_noise, propose, log_density, push_forward, standardize, "triangular"
-    )
-
-
-def _affine_part(parameters: Flow) -> FullRankNormal:
-    return FullRankNormal(parameters.loc, parameters.log_diagonal, parameters.lower)
-
-
-class _Network(NamedTuple):
-    """A flow without its affine map, for one dimension and one dtype."""
-
-    weights: np.ndarray
-    """Their initial values."""
-    transform: Callable[[Array, Array], tuple[Array, Array]]
-    """``(weights, noise) -> (x, log |dx / dnoise|)``."""
-    inverse: Callable[[Array, Array], tuple[Array, Array]]
-    """``(weights, x) -> (noise, log |dnoise / dx|)``."""
+    build = partial(_build, kind, num_layers, nn_width, nn_depth, seed)
+    return flow_family(build, full_rank_normal().sample_noise)
 
 
 def _build(
     kind: _Kind, num_layers: int, nn_width: int, nn_depth: int, seed: int, size: int, dtype: str
-) -> _Network:
+) -> Networks:
+    if size < 2:
+        raise ValueError(
+            f"A {kind} flow needs a location of at least 2 dimensions, got {size}; use "
+            'proposal="mvn" or "diagonal" there.'
+        )
     import equinox
-    import paramax
     from flowjax import bijections
 
     rng = np.random.default_rng(seed)
     # The result is cached, so nothing in it may belong to a trace that happens to be going on.
     # (Under ensure_compile_time_eval the checks of equinox fail.) flowjax takes the dtype of its
     # constants from the x64 flag.
-    with eval_context(), jax.enable_x64(dtype == "float64"), _promotion():
+    with eval_context(), jax.enable_x64(dtype == "float64"), promotion():
         options: dict[str, Any] = {
             # The random weights of equinox are replaced below: drawing all layers' with NumPy
             # saves seconds of compilation, and they are the same for every dtype.
@@ -214,29 +153,22 @@ def _build(
                 _random_weights(rng, _mlp(layers)),
             ),
         )
-        trainable, fixed = equinox.partition(
-            bijections.Scan(layers),
-            equinox.is_inexact_array,
-            is_leaf=lambda leaf: isinstance(leaf, paramax.NonTrainable),
-        )
-        weights, unravel = ravel_pytree(trainable)
-        weights = np.asarray(weights)
+        weights, rebuild = ravelled(bijections.Scan(layers))
 
     def run(method: str, weights: Array, x: Array) -> tuple[Array, Array]:
-        with _promotion():
-            bijection = equinox.combine(unravel(weights), fixed)
-            y, log_det = getattr(bijection, method)(x)
+        with promotion():
+            y, log_det = getattr(rebuild(weights), method)(x)
         return y, log_det.astype(x.dtype)
 
-    return _Network(
-        weights, partial(run, "transform_and_log_det"), partial(run, "inverse_and_log_det")
-    )
+    def sample(weights: Array, noise: Array) -> tuple[Array, Array]:
+        x, log_det = run("transform_and_log_det", weights, noise)
+        return x, jnp.sum(norm.logpdf(noise)) - log_det
 
+    def log_density(weights: Array, x: Array) -> Array:
+        noise, log_det = run("inverse_and_log_det", weights, x)
+        return jnp.sum(norm.logpdf(noise)) + log_det
 
-def _promotion() -> Any:
-    # flowjax adds up log determinants from zeros of the default dtype, which for float32
-    # positions in x64 mode is not theirs; the result is cast back.
-    return jax.numpy_dtype_promotion("standard")
+    return Networks(weights, sample, log_density)
 
 
 def _affine_transformer() -> Any:

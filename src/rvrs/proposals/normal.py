@@ -14,14 +14,24 @@ from rvrs.proposals.family import Proposal, Vector
 
 
 class DiagonalNormal(NamedTuple):
-    """Parameters of :func:`diagonal_normal`."""
+    """Parameters of :func:`diagonal_normal`.
+
+    >>> import jax.numpy as jnp, rvrs
+    >>> rvrs.proposals.DiagonalNormal(loc=jnp.zeros(2), log_scale=jnp.zeros(2)).loc.shape
+    (2,)
+    """
 
     loc: Array
     log_scale: Array
 
 
 class FullRankNormal(NamedTuple):
-    """Parameters of :func:`full_rank_normal`."""
+    """Parameters of :func:`full_rank_normal`.
+
+    >>> import jax.numpy as jnp, rvrs
+    >>> rvrs.proposals.full_rank_normal().init(jnp.zeros(3), 1.0)._fields
+    ('loc', 'log_diagonal', 'lower')
+    """
 
     loc: Array
     log_diagonal: Array
@@ -31,7 +41,12 @@ class FullRankNormal(NamedTuple):
 
 
 class LowRankNormal(NamedTuple):
-    """Parameters of :func:`low_rank_normal`."""
+    """Parameters of :func:`low_rank_normal`.
+
+    >>> import jax.numpy as jnp, rvrs
+    >>> rvrs.proposals.low_rank_normal(2).init(jnp.zeros(5), 1.0).factor.shape
+    (5, 2)
+    """
 
     loc: Array
     log_scale: Array
@@ -41,7 +56,15 @@ class LowRankNormal(NamedTuple):
 
 @cache
 def diagonal_normal() -> Proposal:
-    """The mean-field family: independent normals."""
+    """The mean-field family: independent normals.
+
+    >>> import jax.numpy as jnp, rvrs
+    >>> family = rvrs.proposals.diagonal_normal()
+    >>> parameters = family.init(jnp.zeros(2), 1.0)
+    >>> z, log_q = family.propose(parameters, jnp.array([0.5, -1.0]))
+    >>> bool(jnp.allclose(log_q, family.log_density(parameters, z)))
+    True
+    """
 
     def init(location: Vector, scale: float) -> DiagonalNormal:
         check_start(location, scale)
@@ -70,7 +93,16 @@ def diagonal_normal() -> Proposal:
 
 @cache
 def full_rank_normal() -> Proposal:
-    """Normals with any covariance, through its Cholesky factor."""
+    """Normals with any covariance, through its Cholesky factor.
+
+    >>> import jax.numpy as jnp, rvrs
+    >>> family = rvrs.proposals.full_rank_normal()
+    >>> family is rvrs.proposals.full_rank_normal()  # programs are compiled once
+    True
+    >>> z, log_q = family.propose(family.init(jnp.zeros(2), 0.1), jnp.array([1.0, 2.0]))
+    >>> print(z.round(3))
+    [0.1 0.2]
+    """
 
     def init(location: Vector, scale: float) -> FullRankNormal:
         check_start(location, scale)
