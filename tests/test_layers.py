@@ -23,6 +23,8 @@ LAYERS = [
     "rvrs.baselines",
     "rvrs.vae_training",
     "rvrs.vae",
+    "rvrs.pymc",
+    "rvrs.pymc_model",
     "rvrs.fitting",
     "rvrs.semi_fitting",
     "rvrs.semi_result",

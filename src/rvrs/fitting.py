@@ -280,7 +280,7 @@ def load(
 _WORDS = ("diagonal", "mvn", "low_rank")
 # What the proposal of a fit is called if it was given as an object.
 _OWN = "a proposal of your own"
-_A_MODEL = "a NumPyro model (a function)"
+_A_MODEL = "a NumPyro model (a function; for PyMC models there is rvrs.pymc.fit)"
 _THE_CALL = "model cannot be called with model_args and model_kwargs"
 
 
@@ -344,7 +344,11 @@ def _guide(
 
 
 def _known_guide(
-    model: Callable, proposal: Proposal | str, target_acceptance: float, structure: Any, like: Any
+    model: Callable,
+    proposal: Proposal | FlowjaxDistribution | str,
+    target_acceptance: float,
+    structure: Any,
+    like: Any,
 ) -> AutoRVRS:
     """The same guide for fits that differ in the values of arrays only: its programs are kept."""
     try:
@@ -362,7 +366,10 @@ def _known_guide(
 
 @lru_cache(maxsize=16)
 def _cached_guide(
-    model: Callable, proposal: Proposal | str, target_acceptance: float, *_: Any
+    model: Callable,
+    proposal: Proposal | FlowjaxDistribution | str,
+    target_acceptance: float,
+    *_: Any,
 ) -> AutoRVRS:
     return AutoRVRS(
         model,

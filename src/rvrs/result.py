@@ -1,5 +1,6 @@
 """The result of a fit."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 # Draws that summary() is made of, and to_arviz() by default.
 _SUMMARY_DRAWS = 10_000
-_ARVIZ_DRAWS = 2_000
+ARVIZ_DRAWS = 2_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,11 +108,8 @@ class Fit:
         checks.check_key("rng_key", rng_key)
         checks.check_count("num_samples", num_samples)
         checks.check_flag("resample", resample)
-        args, kwargs = self.arguments
         if not resample:
-            return self.guide.sample_posterior(
-                rng_key, self.params, *args, sample_shape=(num_samples,), **kwargs
-            )
+            return self._constrain(self._draw(rng_key, num_samples).latent)
         draw_key, choice_key = jax.random.split(rng_key)
         # Several times as many, so that the resampled ones are mostly different.
         drawn = self._draw(draw_key, 4 * num_samples)
@@ -120,7 +118,7 @@ class Fit:
         chosen = jax.random.choice(
             choice_key, jnp.asarray(kept), (num_samples,), p=jnp.asarray(smoothed.weights)
         )
-        return self.guide.constrain(self.params, drawn.latent[chosen], *args, **kwargs)
+        return self._constrain(drawn.latent[chosen])
 
     def summary(self) -> str:
         """A table of the posterior's moments and quantiles, below the quality of the fit."""
@@ -140,7 +138,7 @@ class Fit:
         lines += ["", *(f"WARNING: {warning}" for warning in self.warnings)]
         return "\n".join(lines).rstrip()
 
-    def to_arviz(self, rng_key: PRNGKey | None = None, num_samples: int = _ARVIZ_DRAWS) -> Any:
+    def to_arviz(self, rng_key: PRNGKey | None = None, num_samples: int = ARVIZ_DRAWS) -> Any:
         """An ``arviz.InferenceData`` of independent draws (one chain).
 
         Its ``sample_stats`` hold ``lw`` (log weight under the proposal), ``A`` (log weight of the
@@ -149,9 +147,8 @@ class Fit:
         """
         checks.check_count("num_samples", num_samples)
         arviz = diagnostics.arviz()
-        args, kwargs = self.arguments
         drawn = self._draw(jax.random.key(0) if rng_key is None else rng_key, num_samples)
-        sites = self.guide.constrain(self.params, drawn.latent, *args, **kwargs)
+        sites = self._constrain(drawn.latent)
         stats = {"lw": drawn.log_weight, "A": drawn.log_ratio, "acceptance": drawn.acceptance}
         as_chain = {name: np.asarray(value)[None] for name, value in (sites | stats).items()}
         attributes = {
@@ -165,6 +162,7 @@ class Fit:
             posterior={name: as_chain[name] for name in sites},
             sample_stats={name: as_chain[name] for name in stats},
             attrs=attributes | {"inference_library": "rvrs"},
+            **self._axes(),
         )
 
     def plot(self, path: str | PathLike[str] | None = None) -> "Figure":
@@ -178,7 +176,7 @@ class Fit:
         proposed = self.guide.propose_latent(
             jax.random.key(1), self.params, *args, num_samples=_SUMMARY_DRAWS, **kwargs
         )
-        proposal = self.guide.constrain(self.params, proposed, *args, **kwargs)
+        proposal = self._constrain(proposed)
         return plots.plot_fit(
             losses=self.losses,
             acceptances=self.acceptances,
@@ -200,8 +198,21 @@ class Fit:
             rng_key, self.params, *args, num_samples=num_samples, **kwargs
         )
 
+    def _constrain(self, latent: jax.Array) -> dict[str, jax.Array]:
+        """What users see of flat unconstrained draws."""
+        args, kwargs = self.arguments
+        return self.guide.constrain(self.params, latent, *args, **kwargs)
+
+    def _latent_names(self) -> Sequence[str]:
+        """What tables and figures show of it."""
+        return self.guide.latent_names
+
+    def _axes(self) -> dict[str, Any]:
+        """Names of axes and of what is along them, as ArviZ takes them."""
+        return {}
+
     def _latent_sites(self, sites: dict[str, jax.Array]) -> dict[str, np.ndarray]:
-        return {name: np.asarray(sites[name]) for name in self.guide.latent_names}
+        return {name: np.asarray(sites[name]) for name in self._latent_names()}
 
 
 def _judgement(khat: float) -> str:

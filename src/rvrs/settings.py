@@ -142,7 +142,7 @@ def named_proposal(proposal: Proposal | FlowjaxDistribution | str) -> Proposal:
         )
         return proposal
     arguments.check_choice("proposal", proposal, _NAMED_PROPOSALS)
-    return _NAMED_PROPOSALS[proposal]()
+    return _NAMED_PROPOSALS[cast(str, proposal)]()
 
 
 _NAMED_PROPOSALS = {

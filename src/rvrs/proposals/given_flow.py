@@ -3,7 +3,7 @@
 import sys
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -48,9 +48,9 @@ def from_flowjax(flow: FlowjaxDistribution) -> Proposal:
     Parameters
     ----------
     flow
-        An unconditional ``flowjax.distributions.AbstractDistribution`` of shape ``(d,)`` with
-        support on all of it, whose draws are differentiable in its parameters: no mixtures. What
-        is wrapped in ``paramax.NonTrainable`` stays as it is.
+        An unconditional ``flowjax.distributions.AbstractDistribution`` of shape ``(d,)``, with
+        support on all of it, whose draws and density are differentiable. What is wrapped in
+        ``paramax.NonTrainable`` stays as it is.
 
     Returns
     -------
@@ -64,33 +64,32 @@ def from_flowjax(flow: FlowjaxDistribution) -> Proposal:
     accepted. With ``invert=True``, flowjax's default, it is the other way round: a masked
     autoregressive flow then takes ``d`` passes to sample, a block neural autoregressive flow a
     numerical search. Coupling flows cost the same either way.
+
+    Networks with bounded activations (``nn_activation=jnp.tanh``) keep the tails of the base
+    distribution; with flowjax's default, ``relu``, single draws may end up very far away.
     """
     require_flowjax()
     from flowjax.distributions import AbstractDistribution
 
     what = "a distribution of flowjax, e.g. flowjax.distributions.Transformed(base_dist, bijection)"
     check_kind("flow", flow, AbstractDistribution, what)
-    known = _known.get(id(flow))
-    if known is not None and known[0]() is flow:
-        return known[1]
-    _check(flow)
-    family = flow_family(partial(_build, _without_reference(flow)), noise_for_keys)
-    _known[id(flow)] = weakref.ref(flow, lambda _, key=id(flow): _known.pop(key, None)), family
-    return family
+    if id(flow) not in _known:
+        _check(flow)
+        # The family has the flow's arrays but not the flow, of whose end we want to hear.
+        arrays = jax.tree.map(lambda leaf: leaf, flow)
+        _known[id(flow)] = flow_family(partial(_build, arrays), noise_for_keys)
+        weakref.finalize(flow, _known.pop, id(flow))
+    return _known[id(flow)]
 
 
-# By identity, since flows have no hash. A family does not keep its flow alive.
-_known: dict[int, tuple[weakref.ref, Proposal]] = {}
+# By identity, since flows have no hash.
+_known: dict[int, Proposal] = {}
 
 
-def is_flow(value: Any) -> bool:
+def is_flow(value: Any) -> TypeGuard[FlowjaxDistribution]:
     """Whether it is a distribution of flowjax; nothing is imported to find out."""
     distributions = sys.modules.get("flowjax.distributions")
     return distributions is not None and isinstance(value, distributions.AbstractDistribution)
-
-
-def _without_reference(flow: Any) -> Any:
-    return jax.tree.map(lambda leaf: leaf, flow)
 
 
 def _check(flow: Any) -> None:
@@ -106,8 +105,8 @@ def _check(flow: Any) -> None:
         )
     if flow.cond_shape is not None:
         raise ValueError(
-            f"flow is conditional (cond_shape={flow.cond_shape}), and there is nothing to condition "
-            "it on; build it without cond_dim."
+            f"flow is conditional (cond_shape={flow.cond_shape}), but there is nothing to "
+            "condition it on; build it without cond_dim."
         )
     if any(isinstance(leaf, VmapMixture) for leaf in leaves):
         raise ValueError(
