@@ -226,7 +226,7 @@ plt.show()
 #
 # In real work there is no NUTS to compare with, or you would not be here. Then the figures of the
 # fit have to do: no warnings, a small difference between ELBO and log evidence, a k-hat below 0.7.
-# :ref:`sphx_glr_generated_tutorials_tutorial_7_diagnostics.py` is about these. Here we can check
+# :doc:`tutorial_7_diagnostics` is about these. Here we can check
 # that the figures told the truth.
 
 ratios_default = draws_default.std(axis=0) / draws_nuts.std(axis=0)

@@ -207,9 +207,8 @@ print({name: value.shape for name, value in draws.items()})
 
 print(f"\n{'':8}{'exact':>18}{'ADVI':>18}{'RVRS':>18}")
 for name, (average, deviation) in exact_moments.items():
-    columns = [f"{average:.3f} ± {deviation:.3f}"]
-    for found in (draws_advi[name], draws[name]):
-        columns.append(f"{found.mean():.3f} ± {found.std():.3f}")
+    found = [(each[name].mean(), each[name].std()) for each in (draws_advi, draws)]
+    columns = [f"{mean:.3f} ± {sd:.3f}" for mean, sd in [(average, deviation), *found]]
     print(f"{name:8}" + "".join(f"{column:>18}" for column in columns))
 
 # %%

@@ -108,7 +108,8 @@ panels[0].legend(frameon=False, fontsize="small")
 
 # %%
 # Without rejection the normals cut the banana short, and the flow bends along it. With rejection
-# (below) the normals follow: the diagonal one part of the way, the full-rank one nearly to the ends.
+# (below) the normals follow: the diagonal one part of the way, the full-rank one nearly to its
+# ends.
 
 figure, panels = plt.subplots(
     1, 3, figsize=(9.5, 3.4), sharex=True, sharey=True, layout="constrained"
