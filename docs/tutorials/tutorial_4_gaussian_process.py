@@ -101,9 +101,9 @@ fits = {
 
 # %%
 # The gradient of the ELBO with respect to the kernel has a term that is easily forgotten: the
-# acceptance probability depends on the model, too. (:doc:`/mathematics` derives it. The paper leaves
-# it out, to save noise.) It costs nothing, as it comes from the same draws, and is there by default.
-# To see what it is worth, here is a fit without it. A guide has all settings:
+# acceptance probability depends on the model, too. (:doc:`/mathematics` derives it. The paper
+# leaves it out, to save noise.) It costs nothing, as it comes from the same draws, and is there by
+# default. To see what it is worth, here is a fit without it. A guide has all settings:
 
 truncated = rvrs.AutoRVRS(
     model, proposal="diagonal", target_acceptance=0.1, model_gradient="truncated"
@@ -120,8 +120,8 @@ fits["the same, truncated"] = fitted(guide=truncated)
 # .. math:: \log p(y \mid \theta') - \log p(y \mid \theta)
 #    = \log E_{p(v \mid y, \theta)}\left[\frac{p(y, v \mid \theta')}{p(y, v \mid \theta)}\right].
 #
-# The log weights ``A`` of the draws come with :meth:`rvrs.Fit.to_arviz`. With the draws held fixed this
-# is a smooth function of the kernel :math:`\theta'`, and an optimizer finds its maximum.
+# The log weights ``A`` of the draws come with :meth:`rvrs.Fit.to_arviz`. With the draws held fixed
+# this is a smooth function of the kernel :math:`\theta'`, and an optimizer finds its maximum.
 
 
 def named(logarithms):
@@ -191,12 +191,12 @@ for name, parameters in kernels.items():
 #
 # * The **gap** is the distance of the ELBO from the log evidence at the *same* kernel: how bad the
 #   approximation is.
-# * **Evidence lost** is what the wrong bound costs the model: how far the log evidence of the learned
-#   kernel is from the highest. Independent normals without rejection are pushed to a kernel with less
-#   amplitude and longer scales, for which the posterior is more like the prior, and the gap
-#   smaller. The bound has been maximised at the expense of what it bounds.
-# * With rejection the same normals lose next to nothing. (What is left is a flat ridge: amplitude and
-#   length scales can grow together for a long way before the evidence notices.) Without the
+# * **Evidence lost** is what the wrong bound costs the model: how far the log evidence of the
+#   learned kernel is from the highest. Independent normals without rejection are pushed to a kernel
+#   with less amplitude and longer scales, for which the posterior is more like the prior, and the
+#   gap smaller. The bound has been maximised at the expense of what it bounds.
+# * With rejection the same normals lose next to nothing. (What is left is a flat ridge: amplitude
+#   and length scales can grow together for a long way before the evidence notices.) Without the
 #   covariance term they lose more than with it.
 #
 # The posterior of the latent function
@@ -266,10 +266,11 @@ for name in shown:
     print(f"{name}: mean log probability of {len(new_labels)} new labels {score:.4f}")
 
 # %%
-# The predictions hardly differ. What is uncertain about a new patient is mostly the coin toss of the
-# label, and the labels that are hard to predict are hard with either kernel. If that is all that you
-# want, ordinary variational inference does. If it is the kernel itself that you ask about (how far
-# does a measurement reach, which input matters) or the uncertainty of the function, then it does not.
+# The predictions hardly differ. What is uncertain about a new patient is mostly the coin toss of
+# the label, and the labels that are hard to predict are hard with either kernel. If that is all
+# that you want, ordinary variational inference does. If it is the kernel itself that you ask about
+# (how far does a measurement reach, which input matters) or the uncertainty of the function, then
+# it does not.
 #
 # What was claimed, checked:
 

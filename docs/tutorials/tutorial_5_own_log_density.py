@@ -244,8 +244,8 @@ for name, (mean, sd) in exact.items():
     print(f"{name:22}" + "".join(f"{column:>16}" for column in columns))
 
 # %%
-# The normals are about a tenth too narrow: peaks a little too high, tails a little too thin. It does
-# not look like much. Rejection puts it right:
+# The normals are about a tenth too narrow: peaks a little too high, tails a little too thin. It
+# does not look like much. Rejection puts it right:
 
 # Draws from the grid, and from within the cells around its points.
 rng = np.random.default_rng(0)
