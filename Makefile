@@ -23,12 +23,12 @@ lint: $(INSTALLED)
 
 # The whole site, tutorials and figures computed: some minutes.
 docs: $(INSTALLED)
-	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet docs $(SITE)
+	$(BIN)/sphinx-build --fresh-env --fail-on-warning --keep-going --quiet docs $(SITE)
 	$(BIN)/python docs/check_links.py $(SITE)
 
 # The same without running the code of its pages.
 docs-pages: $(INSTALLED)
-	$(BIN)/sphinx-build --fail-on-warning --keep-going --quiet -D plot_gallery=0 docs $(SITE)-pages
+	$(BIN)/sphinx-build --fresh-env --fail-on-warning --keep-going --quiet -D plot_gallery=0 docs $(SITE)-pages
 	$(BIN)/python docs/check_links.py $(SITE)-pages
 
 # Wheel and source distribution, each tried in an environment of its own.
