@@ -2,9 +2,13 @@
 
 import importlib.metadata
 import os
+import sys
+from pathlib import Path
 
 # Figures are drawn to files, and progress bars have nobody to show themselves to.
 os.environ.setdefault("MPLBACKEND", "agg")
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 project = "rvrs"
 author = "The rvrs developers"
@@ -53,7 +57,7 @@ sphinx_gallery_conf = {
     "show_memory": False,
     "show_signature": False,
     "write_computation_times": False,
-    "reset_modules": (),
+    "reset_modules": ("forget.compiled_programs",),
 }
 
 # The look.
