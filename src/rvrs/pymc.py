@@ -18,7 +18,9 @@ from rvrs.proposals.given_flow import FlowjaxDistribution
 from rvrs.pymc_model import Converted, Model, convert
 from rvrs.result import ARVIZ_DRAWS, Fit
 
-_NOT_FOR_PYMC = ("guide", "mesh", "model_args", "model_kwargs")
+__all__ = ["PyMCFit", "fit", "load"]
+
+_NOT_FOR_PYMC = ("guide", "batch_size", "learning_rate", "mesh", "model_args", "model_kwargs")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -27,6 +29,15 @@ class PyMCFit(Fit):
 
     Like :class:`rvrs.Fit`, with the names of the PyMC model: ``sample`` and ``to_arviz`` have its
     free random variables and Deterministics, ``summary`` and ``plot`` the free random variables.
+
+    >>> import jax, pymc as pm, rvrs
+    >>> with pm.Model() as model:
+    ...     mean = pm.Normal("mean", 0.0, 10.0)
+    ...     ratio = pm.Deterministic("ratio", pm.math.exp(mean))
+    ...     y = pm.Normal("y", mean, 1.0, observed=[3.0, 1.0, 4.0])
+    >>> fit = rvrs.pymc.fit(jax.random.key(0), model, num_steps=500, progress=False)
+    >>> list(fit.sample(jax.random.key(1), 100))
+    ['mean', 'ratio']
     """
 
     converted: Converted = dataclasses.field(repr=False)
@@ -111,6 +122,18 @@ def load(
     proposal: Proposal | FlowjaxDistribution | None = None,
 ) -> PyMCFit:
     """Load what ``PyMCFit.save`` stored; the model must be that of the fit, data included.
+
+    >>> import os, tempfile
+    >>> import jax, pymc as pm, rvrs
+    >>> with pm.Model() as model:
+    ...     mean = pm.Normal("mean", 0.0, 10.0)
+    ...     y = pm.Normal("y", mean, 1.0, observed=[3.0, 1.0, 4.0])
+    >>> fit = rvrs.pymc.fit(jax.random.key(0), model, num_steps=500, progress=False)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "fit.npz")
+    ...     fit.save(path)
+    ...     rvrs.pymc.load(path, model).elbo == fit.elbo
+    True
 
     Parameters
     ----------

@@ -65,7 +65,7 @@ def convert(model: Model) -> Converted:
     with pytensor.config.change_flags(mode="FAST_COMPILE"):
         start = model.initial_point(random_seed=0)
         shown = pymc.util.get_default_varnames(model.unobserved_value_vars, False)
-        graph = _graph(model, shown, sampling)
+        graph, shared = _graph(model, shown, sampling)
         log_density = _check_density(model, graph, start)
     names = [variable.name for variable in shown]
 
@@ -89,7 +89,8 @@ def convert(model: Model) -> Converted:
         "dims": {name: list(dims) for name, dims in model.named_vars_to_dims.items()},
     }
     free_names = tuple(rv.name for rv in model.free_RVs if rv.name in names)
-    identity = storage.describe_arguments(data) | {"log density, all digits": repr(log_density)}
+    # To a model PyMC can only add variables; the density tells what functions of Python hide.
+    identity = storage.describe_arguments((shared, list(model.named_vars), repr(log_density)))
     known = _known.get(model)
     if known is None or known[0] != identity:
         # What was compiled for it before does not serve.
@@ -136,16 +137,21 @@ def _check_variables(model: Model) -> None:
         )
 
 
-def _graph(model: Model, shown: list[Any], sampling: Any) -> Graph:
-    """The log density, Jacobians of the transforms included, and what is shown, of values."""
+def _graph(model: Model, shown: list[Any], sampling: Any) -> tuple[Graph, list[Any]]:
+    """The log density, Jacobians of the transforms included, and what is shown, of values.
+
+    Also what is constant in it, but need not be so in the model.
+    """
+    from pytensor.compile.sharedvalue import SharedVariable
     from pytensor.graph.traversal import graph_inputs
     from pytensor.tensor.random.type import RandomType
 
     names = [_LOG_DENSITY, *(variable.name for variable in shown)]
     inputs = [variable.name for variable in model.value_vars]
     try:
-        outputs = [model.logp(), *shown]
-        random = any(isinstance(leaf.type, RandomType) for leaf in graph_inputs(outputs))
+        outputs = [model.logp(_factors(model)), *shown]
+        leaves = list(graph_inputs(outputs))
+        random = any(isinstance(leaf.type, RandomType) for leaf in leaves)
         function = None if random else sampling.get_jaxified_graph(model.value_vars, outputs)
     except Exception as error:
         raise _not_in_jax(error) from error
@@ -155,9 +161,21 @@ def _graph(model: Model, shown: list[Any], sampling: Any) -> Graph:
             "are no variables), but whether a proposal is accepted depends on all of the data; "
             "pass them as they are."
         )
-    return lambda values: dict(
-        zip(names, function(*(values[name] for name in inputs)), strict=True)
-    )
+    shared = [leaf.get_value() for leaf in leaves if isinstance(leaf, SharedVariable)]
+
+    def graph(values: dict[str, Any]) -> dict[str, jax.Array]:
+        return dict(zip(names, function(*(values[name] for name in inputs)), strict=True))
+
+    return graph, shared
+
+
+def _factors(model: Model) -> list[Any]:
+    """The variables whose log densities add up to that of the model.
+
+    Each of them once: ``pm.sample_posterior_predictive`` leaves observed variables in the model's
+    list twice, and then ``model.logp()`` fails.
+    """
+    return list(dict.fromkeys([*model.basic_RVs, *model.potentials]))
 
 
 def _check_density(model: Model, graph: Graph, start: Point) -> float:
@@ -178,7 +196,10 @@ def _check_density(model: Model, graph: Graph, start: Point) -> float:
     except Exception as error:
         raise _not_in_jax(error) from error
     if not np.any(np.isfinite(found)):
-        parts = {name: float(value) for name, value in model.point_logps(start).items()}
+        factors = _factors(model)
+        terms = [term.sum() for term in model.logp(factors, sum=False)]
+        values = map(float, model.compile_fn(terms, inputs=model.value_vars)(start))
+        parts = {factor.name: value for factor, value in zip(factors, values, strict=True)}
         broken = {name: value for name, value in parts.items() if not np.isfinite(value)}
         raise ValueError(
             f"model: its log density is {found[-1]} at its initial point, and not finite around it "

@@ -66,7 +66,9 @@ def from_flowjax(flow: FlowjaxDistribution) -> Proposal:
     numerical search. Coupling flows cost the same either way.
 
     Networks with bounded activations (``nn_activation=jnp.tanh``) keep the tails of the base
-    distribution; with flowjax's default, ``relu``, single draws may end up very far away.
+    distribution; with flowjax's default, ``relu``, single draws may end up very far away. A block
+    neural autoregressive flow with its default activation all but ends at an edge, and what the
+    target has beyond is missing from draws and evidence without a sign of it.
     """
     require_flowjax()
     from flowjax.distributions import AbstractDistribution
@@ -124,7 +126,7 @@ def _build(flow: Any, size: int, dtype: str) -> Networks:
             f"base_dist=Normal(jnp.zeros({size}))."
         )
     # The result is cached, so nothing in it may belong to a trace that happens to be going on.
-    with eval_context(), jax.enable_x64(dtype == "float64"), promotion():
+    with eval_context(), promotion():
         weights, rebuild = ravelled(_cast(flow, dtype))
 
         def sample(weights: Array, noise: Array) -> tuple[Array, Array]:
@@ -140,9 +142,11 @@ def _build(flow: Any, size: int, dtype: str) -> Networks:
         _check_both_ways(flow, sample, log_density, start)
         noise = noise_for_keys(jax.random.key(0), (_JUDGED_DRAWS,))
         drawn = jax.jit(jax.vmap(sample, in_axes=(None, 0)))(start, noise)[0]
-        # Of a normal distribution, mean and standard deviation; others may have neither.
+    # Of a normal distribution, mean and standard deviation; others may have neither. Infinities
+    # are refused, which NumPy need not warn of.
+    with np.errstate(invalid="ignore"):
         low, center, high = np.quantile(np.asarray(drawn, float), (0.159, 0.5, 0.841), axis=0)
-    spread = (high - low) / 2
+        spread = (high - low) / 2
     if not np.all(np.isfinite(spread) & (spread > 0)):
         raise ValueError(
             "flow: its draws are not finite, or all the same, in some coordinate; check its "
