@@ -3,10 +3,13 @@
 import importlib.metadata
 import os
 import sys
+import warnings
 from pathlib import Path
 
 # Figures are drawn to files, and progress bars have nobody to show themselves to.
 os.environ.setdefault("MPLBACKEND", "agg")
+# Warnings are shown in pages, where nobody wants to know the file and line on this machine.
+warnings.formatwarning = lambda message, category, *_, **__: f"{category.__name__}: {message}\n"
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -197,8 +197,9 @@ def _check_density(model: Model, graph: Graph, start: Point) -> float:
         raise _not_in_jax(error) from error
     if not np.any(np.isfinite(found)):
         factors = _factors(model)
-        terms = [term.sum() for term in model.logp(factors, sum=False)]
-        values = map(float, model.compile_fn(terms, inputs=model.value_vars)(start))
+        logps: Any = model.logp(factors, sum=False)
+        terms = model.compile_fn([logp.sum() for logp in logps], inputs=model.value_vars)
+        values = map(float, terms(start))
         parts = {factor.name: value for factor, value in zip(factors, values, strict=True)}
         broken = {name: value for name, value in parts.items() if not np.isfinite(value)}
         raise ValueError(
