@@ -11,8 +11,6 @@ import rvrs
 from rvrs import fitting
 
 pm = pytest.importorskip("pymc")
-# What PyTensor says of where it is installed.
-pytestmark = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS")
 
 COORDS = {"group": ["first", "second"], "item": [10, 20, 30, 40, 50]}
 GROUP_OF = np.array([0, 0, 1, 1, 1])

@@ -19,8 +19,6 @@ from rvrs.pymc_model import convert
 pm = pytest.importorskip("pymc")
 pytensor = pytest.importorskip("pytensor")
 pt = pytensor.tensor
-# What PyTensor says of where it is installed.
-pytestmark = pytest.mark.filterwarnings("ignore:PyTensor could not link to a BLAS")
 
 VALUES = np.array([0.3, -1.2, 2.0])
 HOLES = np.array([[1.0, np.nan, 2.0], [np.nan, 0.0, 1.5]])

@@ -23,7 +23,12 @@ from rvrs.proposals.normal import FullRankNormal, check_start, cholesky, full_ra
 
 
 class Flow(NamedTuple):
-    """Parameters of a flow."""
+    """Parameters of a flow.
+
+    >>> import jax.numpy as jnp, rvrs
+    >>> rvrs.proposals.coupling_flow().init(jnp.zeros(3), 1.0)._fields
+    ('loc', 'log_diagonal', 'lower', 'weights')
+    """
 
     loc: Array
     log_diagonal: Array

@@ -150,6 +150,11 @@ def low_rank_normal(rank: int) -> Proposal:
     """Normals with covariance ``diag(s) (I + F F^T) diag(s)``, ``F`` of ``rank`` columns.
 
     Costs ``O(d rank)`` per draw, so that it reaches dimensions where a full covariance does not.
+
+    >>> import jax.numpy as jnp, rvrs
+    >>> family = rvrs.proposals.low_rank_normal(2)
+    >>> family.init(jnp.zeros(1000), 0.1).factor.shape
+    (1000, 2)
     """
     check_count("rank", rank)
     return _low_rank_normal(rank)
