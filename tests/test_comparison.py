@@ -78,6 +78,7 @@ def log_evidence():
     )
 
 
+@pytest.mark.slow
 def test_all_methods_find_the_exact_posterior_of_a_conjugate_model(run, stored, tmp_path, capsys):
     assert run("--methods", "mf, rvrs-0.5,nuts,mf", "--seed", "3") == 0
     content, methods = stored()

@@ -240,6 +240,7 @@ def test_a_ready_guide_is_trained_and_model_parameters_with_it():
     assert abs(draws.std() / np.sqrt(2.5 / 5) - 1) < 0.1
 
 
+@pytest.mark.slow
 def test_parameters_of_a_model_are_learned_whatever_the_size_of_the_proposal():
     """7,000 parameters of the proposal want small steps; those of the model do not."""
 

@@ -238,6 +238,7 @@ def test_the_papers_number_of_proposals_is_the_default():
     assert vae_training.rvrs_guide(TINY, 0.05).settings.num_proposals == 40
 
 
+@pytest.mark.slow
 def test_the_memory_of_an_evaluation_does_not_grow_with_the_proposals():
     # Images are no small matter: at Z = 0.025, T of 256 of them comes from four million proposals.
     vae = VAE(num_latent=2, num_hidden=4)

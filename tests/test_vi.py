@@ -62,9 +62,11 @@ def test_log_evidence_is_found_within_error():
             {"proposal": proposals.low_rank_normal(1)}, id="low rank", marks=pytest.mark.slow
         ),
         pytest.param({"estimator": "score", "num_samples": 4}, id="score"),
-        pytest.param({"num_samples": 1, "baseline": "running"}, id="one draw"),
-        pytest.param({"num_samples": 5}, id="five draws"),
-        pytest.param({"threshold_rule": "sgd"}, id="sgd rule"),
+        pytest.param(
+            {"num_samples": 1, "baseline": "running"}, id="one draw", marks=pytest.mark.slow
+        ),
+        pytest.param({"num_samples": 5}, id="five draws", marks=pytest.mark.slow),
+        pytest.param({"threshold_rule": "sgd"}, id="sgd rule", marks=pytest.mark.slow),
         pytest.param({"epsilon": 0.0}, id="no guardrail"),
     ],
 )
@@ -250,7 +252,9 @@ def test_sampling_memory_does_not_grow_with_the_number_of_draws():
     assert temporary(200_000) < 1.5 * max(temporary(20_000), 1_000_000)
 
 
-@pytest.mark.parametrize("baseline", ["running", "leave_one_out"])
+@pytest.mark.parametrize(
+    "baseline", [pytest.param("running", marks=pytest.mark.slow), "leave_one_out"]
+)
 def test_exact_gradients_reach_the_optimizer(baseline):
     # One S = 2 step with plain SGD: the mean move over many keys is the exact gradient.
     case = exact.CASES["quartic"]

@@ -75,7 +75,8 @@ class RVRSInfo(NamedTuple):
 
     >>> import jax, optax, rvrs
     >>> algorithm = rvrs.vi.as_top_level_api(lambda z: -0.5 * (z**2).sum(), optax.adam(1e-2))
-    >>> _, info = algorithm.step(jax.random.key(0), algorithm.init(jax.numpy.zeros(2)))
+    >>> state = algorithm.init(jax.numpy.zeros(2))
+    >>> _, info = jax.jit(algorithm.step)(jax.random.key(0), state)
     >>> bool(info.capped)
     False
     """

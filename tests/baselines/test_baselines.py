@@ -50,7 +50,9 @@ def test_mean_field_reaches_the_best_elbo_that_it_can_have():
     np.testing.assert_allclose(draws.std(axis=0), PRECISION**-0.5, rtol=0.06)
 
 
-@pytest.mark.parametrize("method", ["mvn", "rvrs-0.2", "vrs-0.2"])
+@pytest.mark.parametrize(
+    "method", ["mvn", "rvrs-0.2", pytest.param("vrs-0.2", marks=pytest.mark.slow)]
+)
 def test_methods_that_can_hold_the_posterior_reach_the_log_evidence(method):
     fitted = fit(method, proposal="mvn", num_steps=4000)
     assert abs(fitted.elbo - LOG_EVIDENCE) < 4 * fitted.elbo_error + 0.005

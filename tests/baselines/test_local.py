@@ -75,7 +75,9 @@ def test_the_oracle_reaches_the_log_evidence():
     assert abs(draws.std() / MU_SD - 1) < 0.06
 
 
-@pytest.mark.parametrize("method", ["semi-dais-12", "semi-rvrs-0.2", "iwae-8"])
+@pytest.mark.parametrize(
+    "method", ["semi-dais-12", pytest.param("semi-rvrs-0.2", marks=pytest.mark.slow), "iwae-8"]
+)
 def test_methods_for_local_latents_lie_between_mean_field_and_the_oracle(method):
     fitted = fit(method)
     assert MEAN_FIELD_ELBO + 0.1 < fitted.elbo < LOG_EVIDENCE + 4 * fitted.elbo_error

@@ -94,7 +94,7 @@ def calibrated(problem, targets, target):
     return threshold.calibrate(lw, target, 1e-4)
 
 
-@pytest.mark.parametrize("offset", [50.0, -50.0])
+@pytest.mark.parametrize("offset", [50.0, pytest.param(-50.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("target", [0.03, pytest.param(0.4, marks=pytest.mark.slow)])
 def test_adapt_recovers_from_a_threshold_wrong_by_50(target, offset):
     problem, targets = logistic_regression()

@@ -38,6 +38,7 @@ def check_one_line(result, beginning, *parts):
         assert part in errors
 
 
+@pytest.mark.slow
 def test_a_fit_without_room_for_its_checkpoint_leaves_the_earlier_one_as_it_was(fit, tmp_path):
     arguments, variables, whole, _ = fit
     out = shutil.copytree(whole, tmp_path / "out")
@@ -101,7 +102,7 @@ def read_only():
         folder.chmod(0o755)
 
 
-@pytest.mark.parametrize("which", ["fit", "counting"])
+@pytest.mark.parametrize("which", [pytest.param("fit", marks=pytest.mark.slow), "counting"])
 def test_a_read_only_folder_is_refused_and_left_alone(which, request, tmp_path, read_only):
     arguments, variables, earlier, _ = request.getfixturevalue(which)
     out = shutil.copytree(earlier, tmp_path / "out")

@@ -12,10 +12,10 @@ def resumed(arguments, out):
     return [*arguments, *(["--resume"] if stored else [])]
 
 
-@pytest.mark.parametrize("number", [2, pytest.param(50, marks=pytest.mark.slow)])
-def test_a_killed_fit_goes_on_to_the_same_bits(fit, tmp_path, number):
+@pytest.mark.slow
+def test_a_killed_fit_goes_on_to_the_same_bits(fit, tmp_path):
     command, variables, whole, seconds = fit
-    expected, killed, went_on = contents(whole), 0, 0
+    number, expected, killed, went_on = 50, contents(whole), 0, 0
     for place, delay in enumerate(processes.delays(number, 1.05 * seconds, seed=number)):
         out = tmp_path / str(place)
         arguments = [*command, "--out", str(out)]
@@ -42,6 +42,7 @@ def test_a_fit_that_was_killed_while_it_wrote_its_results_is_completed(fit, tmp_
     check_nothing_hidden(tmp_path)
 
 
+@pytest.mark.slow
 def test_of_two_fits_in_one_folder_one_is_refused(fit, tmp_path):
     command, variables, whole, _ = fit
     out = tmp_path / "out"

@@ -53,11 +53,9 @@ def kill_and_go_on(arguments, jobs, variables, tmp_path, number):
     assert killed >= number // 2
 
 
-@pytest.mark.parametrize("number", [2, pytest.param(50, marks=pytest.mark.slow)])
-def test_a_killed_run_that_writes_all_the_time_goes_on_to_the_same_bits(
-    variables, tmp_path, number
-):
-    kill_and_go_on(COUNTING, (1, 2), variables, tmp_path, number)
+@pytest.mark.slow
+def test_a_killed_run_that_writes_all_the_time_goes_on_to_the_same_bits(variables, tmp_path):
+    kill_and_go_on(COUNTING, (1, 2), variables, tmp_path, 50)
 
 
 @pytest.mark.slow
@@ -66,6 +64,7 @@ def test_a_killed_experiment_goes_on_to_the_same_bits(variables, tmp_path, argum
     kill_and_go_on(arguments, (1, 2), variables, tmp_path, number)
 
 
+@pytest.mark.slow
 def test_of_two_runs_in_one_folder_one_is_refused(variables, tmp_path):
     arguments = [*COUNTING, "--jobs", "1", "--out"]
     processes.finish([*arguments, str(tmp_path / "whole")], variables)

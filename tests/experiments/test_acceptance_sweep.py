@@ -45,6 +45,7 @@ def test_mean_field_has_no_threshold_and_accepts_everything(plain):
     assert plain["acceptance"] == plain["acceptance_while_training"] == 1
 
 
+@pytest.mark.slow
 def test_the_acceptance_is_near_its_target_without_solving_for_it_again(rejecting):
     figures, _ = rejecting
     # A short training; 5 % is what the claim asks of a long one.
@@ -53,6 +54,7 @@ def test_the_acceptance_is_near_its_target_without_solving_for_it_again(rejectin
     assert 0 < figures["acceptance_error"] < 0.01
 
 
+@pytest.mark.slow
 def test_progress_is_reported_while_training(rejecting):
     _, reports = rejecting
     shares = [share for share, _ in reports]

@@ -261,6 +261,7 @@ def test_presets_ask_for_what_the_experiment_knows():
         json.dumps(dict(preset.settings))
 
 
+@pytest.mark.slow
 def test_the_bias_is_measured_at_the_start_and_after_training(monkeypatch):
     monkeypatch.setattr(run, "_WARM_UP_STEPS", 10)
     shares = []

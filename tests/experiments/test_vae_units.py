@@ -56,6 +56,7 @@ def test_names_are_taken_apart(method, expected):
     assert parse(method) == expected
 
 
+@pytest.mark.slow
 def test_bounds_rise_from_the_elbo_to_the_evidence():
     """The ELBO and the evidence are those of quadrature: all is accepted, and nearly nothing."""
     elbos, _ = quadrature_elbo(np.full(3, 200.0), epsilon=0.0)
@@ -83,6 +84,7 @@ def test_rates_fall_in_the_way_that_the_settings_say(name):
     assert float(vae_units.schedule(settings, parse("iwae-10"), 30)(0)) == pytest.approx(1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("digits")
 def test_warm_methods_start_from_the_networks_that_the_standard_one_leaves(monkeypatch):
     reference = run("standard")

@@ -55,7 +55,14 @@ def test_a_model_that_is_no_function_is_named():
         rvrs.AutoRVRS(3)
 
 
-@pytest.mark.parametrize("kind", [AutoBNAFNormal, AutoDAIS, AutoLaplaceApproximation])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(AutoBNAFNormal, marks=pytest.mark.slow),
+        AutoDAIS,
+        AutoLaplaceApproximation,
+    ],
+)
 def test_autoguides_that_cannot_propose_are_refused_with_alternatives(kind):
     svi = svi_of(line, rvrs.AutoRVRS(line, proposal=kind(line)))
     with pytest.raises(ValueError, match=rf"{kind.__name__}.*AutoIAFNormal"):

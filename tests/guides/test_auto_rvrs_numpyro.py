@@ -35,6 +35,7 @@ def assert_same(first, second, rtol=1e-5):
         np.testing.assert_allclose(first[name], second[name], rtol=rtol, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_with_and_without_the_progress_bar(trained):
     _, svi, result = trained
     bar = svi.run(jax.random.key(0), STEPS, X, Y, progress_bar=True)

@@ -58,6 +58,7 @@ def test_the_estimated_bias_is_what_few_proposals_add():
     assert plain < float(many.elbo) - 4 * error
 
 
+@pytest.mark.slow
 def test_the_elbo_rises_to_that_of_exact_local_posteriors_as_the_acceptance_falls():
     case = HIERARCHIES["normal"]
     with jax.enable_x64():
@@ -80,6 +81,7 @@ def test_the_elbo_rises_to_that_of_exact_local_posteriors_as_the_acceptance_fall
     assert gaps[2] < 0.1 * gaps[0]
 
 
+@pytest.mark.slow
 def test_evaluation_takes_no_more_memory_for_more_draws():
     num_points = 5000
     x = jnp.asarray(np.random.default_rng(0).normal(size=num_points), jnp.float32)
@@ -168,6 +170,7 @@ def problem_with_a_straggler():
     return guide, *guide.problem(program, params, program.rows(jnp.arange(10)))
 
 
+@pytest.mark.slow
 def test_reallocation_saves_most_proposals_where_one_point_is_hard():
     guide, problem, targets = problem_with_a_straggler()
     t = jnp.full(10, 2.0).at[9].set(-2.0)
@@ -285,6 +288,7 @@ def test_only_the_rows_of_the_batch_change_in_the_table_of_thresholds():
     np.testing.assert_array_equal(np.flatnonzero(np.asarray(before != after)), [0, 2])
 
 
+@pytest.mark.slow
 def test_a_subset_is_chosen_as_for_autosemidais():
     case = HIERARCHIES["normal"]
     guide = case.guide(2, target_acceptance=0.05)
@@ -339,6 +343,7 @@ def test_a_new_batch_traces_nothing_and_a_new_batch_size_traces_once():
     assert len(runs) == traced
 
 
+@pytest.mark.slow
 def test_several_local_sites_of_any_shape_and_support():
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.normal(size=(5, 2)), jnp.float32)
@@ -388,7 +393,9 @@ def flax_networks():
     )
 
 
-@pytest.mark.parametrize("networks", [equinox_networks, flax_networks])
+@pytest.mark.parametrize(
+    "networks", [equinox_networks, pytest.param(flax_networks, marks=pytest.mark.slow)]
+)
 def test_networks_in_model_and_guide_get_gradients(networks):
     make_decoder, make_encoder = networks()
     x = jnp.asarray(np.random.default_rng(0).normal(size=(6, 2)), jnp.float32)
@@ -415,6 +422,7 @@ def test_networks_in_model_and_guide_get_gradients(networks):
     assert all(jax.tree.leaves(moved)), moved
 
 
+@pytest.mark.slow
 def test_a_global_guide_may_be_any_function_and_the_local_one_sees_its_draws():
     seen = []
 

@@ -67,8 +67,8 @@ def assert_unbiased(scores):
     assert all(np.all(np.abs(score) < 4) for score in scores.values()), scores
 
 
-# Beta's implicit gradients are slow; those of Gamma are the same code, on the same mixture.
-SLOW = ["beta-binomial", "scale mixture"]
+# Implicit gradients are slow to compile; `test_gamma.py` tries them by themselves.
+SLOW = ["beta-binomial", "scale mixture", "scale mixture, Gamma"]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_the_gradient_of_a_batch_of_two_is_that_of_all_points(name):
 @pytest.mark.parametrize(
     ("size", "settings"),
     [
-        (1, {}),
+        pytest.param(1, {}, marks=pytest.mark.slow),
         (None, {}),
         (2, {"estimator": "score"}),
         pytest.param(2, {"num_samples": 4}, marks=pytest.mark.slow),

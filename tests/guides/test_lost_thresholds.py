@@ -33,6 +33,7 @@ def step(trained, state, key=2):
     return method.remembering_loss(key, params, state, jnp.arange(NUM_IMAGES), images)[1]
 
 
+@pytest.mark.slow
 def test_all_points_of_a_batch_get_a_threshold_at_first_sight(trained):
     # More than are solved for at once, and not a multiple of that.
     *_, seen = trained

@@ -274,7 +274,7 @@ def test_the_same_noise_gives_the_same_draw_alone_and_in_a_stack(name):
     assert got.values.shape == (NUM_DRAWS, len(ROWS), *shape_of(name))
     assert got.log_density.shape == (NUM_DRAWS, len(ROWS))
     alone = jax.jit(lambda *given: _replay.propose({"z": CASES[name].build(*given)}, noise))
-    noise = {"z": got.noise[5, row]}
+    noise = {"z": jnp.asarray(got.noise[5, row])}
     values, log_density = alone(*of_row(name, row))
     np.testing.assert_allclose(got.values[5, row], values["z"], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(got.log_density[5, row], log_density, rtol=1e-5, atol=1e-5)

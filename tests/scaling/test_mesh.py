@@ -45,6 +45,7 @@ def quartic():
     return normalizer, [np.trapezoid(density * z**k, z) / normalizer for k in (1, 2, 3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", ["1", "2", "4", "8"])
 def test_draws_whose_proposals_devices_share_are_exact_and_the_same_on_all(count):
     found = figures("draws")[count]
@@ -74,18 +75,21 @@ def test_gradients_are_those_of_one_device_though_some_devices_have_fewer_points
     assert np.max(np.abs(one.mean(0)) / error) > 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["fits", "global_fits"])
 def test_a_mesh_of_one_device_changes_no_bit(what):
     found = figures(what, "0,1,8")
     assert found["0"] == found["1"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["fits", "global_fits"])
 def test_a_fit_on_eight_devices_is_as_good_as_on_one(what):
     found = figures(what, "0,1,8")
     check_alike(found["0"], found["8"])
 
 
+@pytest.mark.slow
 def test_a_fit_of_eight_devices_is_loaded_by_one():
     assert all(found["loaded"] for found in figures("fits", "0,1,8").values())
 
@@ -106,6 +110,7 @@ def check_alike(one, several):
     assert several["acceptance"] == pytest.approx(one["acceptance"], rel=0.03)
 
 
+@pytest.mark.slow
 def test_what_devices_send_each_other_depends_on_global_parameters_alone():
     found = figures("moved")
     assert set(found["plain"]) == {"all-reduce"}

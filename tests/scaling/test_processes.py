@@ -69,6 +69,7 @@ def two(tmp_path_factory):
     return folder, finish(folder, 2, checkpoint=str(folder / "fit.npz"))
 
 
+@pytest.mark.slow
 def test_two_processes_with_half_of_the_data_each_find_what_one_finds(two, tmp_path):
     (one,) = finish(tmp_path, 1)
     first, second = two[1]
@@ -83,6 +84,7 @@ def test_two_processes_with_half_of_the_data_each_find_what_one_finds(two, tmp_p
     assert first["draws"] == second["draws"] == [50, 2]
 
 
+@pytest.mark.slow
 def test_a_run_of_two_processes_is_not_gone_on_with_by_one(two):
     folder, _ = two
     assert sorted(path.name for path in folder.glob("fit*")) == [
@@ -99,6 +101,7 @@ def test_a_run_of_two_processes_is_not_gone_on_with_by_one(two):
     )
 
 
+@pytest.mark.slow
 def test_without_a_coordinator_a_process_ends_within_its_time(tmp_path):
     began = time.monotonic()
     (process,) = start(tmp_path, 2, only=1, start_timeout=5)
