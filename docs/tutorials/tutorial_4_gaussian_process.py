@@ -210,8 +210,8 @@ def nuts(parameters):
     fixed = numpyro.handlers.substitute(model, data=parameters)
     mcmc = MCMC(
         NUTS(fixed),
-        num_warmup=300,
-        num_samples=500,
+        num_warmup=200,
+        num_samples=400,
         num_chains=4,
         chain_method="vectorized",
         progress_bar=False,
