@@ -12,6 +12,7 @@ from rvrs import proposals
 from rvrs.core.objectives import elbo_surrogate
 from rvrs.core.problem import Problem, Targets
 from rvrs.core.rejection import draw_budget
+from tests.proposals.checks import check_derivatives, check_dtypes
 
 pytest.importorskip("flowjax")
 
@@ -118,27 +119,11 @@ def test_push_forward_is_the_distribution_of_the_transformed_draws(name):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_derivatives_of_path_and_density_are_consistent_in_both_modes(name):
-    # By the chain rule, the derivative of log q(z(phi), phi) is that of the path's log density.
     family = FAMILIES[name]
     with jax.enable_x64():
         parameters = random_parameters(family)
-        noise = family.sample_noise(jax.random.key(0), (1,), parameters)[0]
-
-        @jax.jit
-        def derivatives():
-            path = jax.grad(lambda phi: family.propose(phi, noise)[1])(parameters)
-            z, pull_back = jax.vjp(lambda phi: family.propose(phi, noise)[0], parameters)
-            d_phi, d_z = jax.grad(family.log_density, (0, 1))(parameters, z)
-            d_z_forward = jax.jacfwd(family.log_density, 1)(parameters, z)
-            chained = jax.tree.map(jnp.add, d_phi, pull_back(d_z)[0])
-            return path, chained, d_z, d_z_forward
-
-        path, chained, d_z, d_z_forward = derivatives()
-        for field in path._fields:
-            np.testing.assert_allclose(
-                getattr(path, field), getattr(chained, field), rtol=1e-6, atol=1e-9, err_msg=field
-            )
-        np.testing.assert_allclose(d_z, d_z_forward, rtol=1e-9)
+        noise = family.sample_noise(jax.random.key(0), (1,), parameters)
+        check_derivatives(family, parameters, noise, atol=1e-9)
 
 
 def trained_entries(name, size, num_layers, width):
@@ -225,16 +210,8 @@ def test_a_trained_flow_is_far_closer_to_a_banana_than_the_best_normal():
 @pytest.mark.parametrize("name", CONSTRUCTORS)
 def test_float32_stays_float32_where_x64_is_on_and_promotion_is_strict(name):
     family = CONSTRUCTORS[name](num_layers=2, nn_width=4, seed=7)
+    check_dtypes(family, D)
     with jax.enable_x64(), jax.numpy_dtype_promotion("strict"):
-        for dtype in (jnp.float32, jnp.float64):
-            parameters = family.init(jnp.zeros(D, dtype), 0.5)
-            assert {leaf.dtype for leaf in parameters} == {jnp.dtype(dtype)}
-            noise = family.sample_noise(jax.random.key(0), (), parameters)
-            # Tracing alone tells the dtypes.
-            z, log_q = jax.eval_shape(family.propose, parameters, noise)
-            again, gradient = jax.eval_shape(jax.value_and_grad(family.log_density), parameters, z)
-            outputs = (noise, z, log_q, again, *gradient)
-            assert {leaf.dtype for leaf in outputs} == {jnp.dtype(dtype)}
         single, double = (family.init(jnp.zeros(D, dt), 0.5).weights for dt in ("f4", "f8"))
         np.testing.assert_array_equal(single, double.astype("f4"))
 

@@ -23,6 +23,7 @@ from scipy import stats
 from rvrs.core.randomness import key_from_noise
 from rvrs.proposals import from_flowjax, given_flow
 from rvrs.settings import named_proposal
+from tests.proposals.checks import check_derivatives, check_dtypes
 from tests.proposals.flowjax_flows import (
     MAKERS,
     D,
@@ -149,25 +150,11 @@ def test_the_density_integrates_to_one(maker):
     ],
 )
 def test_the_derivatives_of_path_and_density_are_consistent_in_both_modes(name):
-    # By the chain rule, the derivative of log q(z(phi), phi) is that of the path's log density.
     family = from_flowjax(flow_of(name))
     with jax.enable_x64():
         parameters = moved(family.init(jnp.zeros(D), 1.0))
         noise = family.sample_noise(jax.random.key(0), (5,), parameters)
-
-        @jax.vmap
-        def derivatives(noise):
-            path = jax.grad(lambda phi: family.propose(phi, noise)[1])(parameters)
-            z, pull_back = jax.vjp(lambda phi: family.propose(phi, noise)[0], parameters)
-            d_phi, d_z = jax.grad(family.log_density, (0, 1))(parameters, z)
-            d_z_forward = jax.jacfwd(family.log_density, 1)(parameters, z)
-            return path, jax.tree.map(jnp.add, d_phi, pull_back(d_z)[0]), d_z, d_z_forward
-
-        path, chained, d_z, d_z_forward = jax.jit(derivatives)(noise)
-        for field in path._fields:
-            got, wanted = getattr(path, field), getattr(chained, field)
-            np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-7, err_msg=field)
-        np.testing.assert_allclose(d_z, d_z_forward, rtol=1e-9, atol=1e-12)
+        path = check_derivatives(family, parameters, noise, atol=1e-7)
         assert np.all(np.any(np.asarray(path.weights) != 0, axis=1))
 
 
@@ -206,16 +193,7 @@ def test_a_module_that_is_frozen_as_a_whole_is_not_among_the_weights():
 
 @pytest.mark.parametrize("name", the_others_slow("masked autoregressive", "standard"))
 def test_float32_stays_float32_where_x64_is_on_and_promotion_is_strict(name):
-    family = from_flowjax(flow_of(name))
-    with jax.enable_x64(), jax.numpy_dtype_promotion("strict"):
-        for dtype in (jnp.float32, jnp.float64):
-            parameters = family.init(jnp.zeros(D, dtype), 0.5)
-            assert {leaf.dtype for leaf in parameters} == {jnp.dtype(dtype)}
-            noise = family.sample_noise(jax.random.key(0), (), parameters)
-            # Tracing alone tells the dtypes.
-            z, log_q = jax.eval_shape(family.propose, parameters, noise)
-            again, gradient = jax.eval_shape(jax.value_and_grad(family.log_density), parameters, z)
-            assert {leaf.dtype for leaf in (z, log_q, again, *gradient)} == {jnp.dtype(dtype)}
+    check_dtypes(from_flowjax(flow_of(name)), D)
 
 
 @pytest.mark.parametrize("x64", [pytest.param(False, marks=pytest.mark.slow), True])
