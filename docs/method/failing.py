@@ -240,7 +240,7 @@ assert gaps[0.1][0] / gaps[1.0][0] < gaps[0.1][-1] / gaps[1.0][-1]
 # - A cheap model, few dimensions, and time: NUTS is asymptotically exact, and for a single
 #   posterior often as fast (see :doc:`/performance`). RVRS gives independent draws, a bound and the
 #   log evidence; NUTS does not.
-# - Discrete latent variables: marginalise them first (NumPyro's ``config_enumerate``), there is no
-#   gradient through them.
+# - Discrete latent variables: there is no gradient through them. Sum them out in the model, for
+#   example with ``dist.MixtureSameFamily``; where that cannot be done, use a sampler for them.
 # - A posterior that is wanted only roughly: ``target_acceptance=1`` is ordinary variational
 #   inference with our start and step sizes.

@@ -15,12 +15,11 @@ From a checkout, with Python 3.11 or later:
     $ .venv/bin/pip install '.[arviz,cli]'
 
 or, with exactly the versions that were tested and everything that developers need, ``make
-install``. ``arviz`` brings the check of a fit (k-hat), ``cli`` the command ``rvrs`` and figures.
-Further extras are ``flows`` (flowjax), ``pymc``, ``data`` (scikit-learn's data sets) and
-``experiments``.
+install``. ``arviz`` brings the check of a fit (k-hat), ``cli`` the command ``rvrs``, figures and
+scikit-learn's data sets. Further extras are ``flows`` (flowjax), ``pymc`` and ``experiments``.
 
-To see it work before you write anything: ``make demo``, or ``rvrs demo``, fits a logistic
-regression by six methods and puts them into one table.
+To see it work before you write anything: ``.venv/bin/rvrs demo`` (or ``make demo``, which installs
+as well) fits a logistic regression by six methods and puts them into one table.
 
 A first fit
 -----------
@@ -52,6 +51,11 @@ fit = rvrs.fit(jax.random.key(0), model, sigma, y, progress=False)
 print(fit.summary())
 
 # %%
+# Most of the seconds are compilation. (Without ``progress=False`` there is a bar, first of a short
+# warm-up and then of the training.) The proposal was not named, so it is a normal with a full
+# covariance, ``"mvn"``; from a hundred dimensions on it would be another
+# (see ``proposal`` in :func:`rvrs.fit`).
+#
 # How to read the summary
 # -----------------------
 #
@@ -100,7 +104,8 @@ figure = fit.plot()
 # ------------------------------
 #
 # Turn the knob. Half the acceptance costs twice the proposals per draw, and closes part of what is
-# left:
+# left, as long as there is something left: of the three below, the last two are as close to the log
+# evidence as its error lets us see.
 
 for target_acceptance in (0.5, 0.1, 0.02):
     fit = rvrs.fit(
@@ -123,6 +128,10 @@ except ValueError as error:
     print(error)
 
 # %%
+# What cannot be known to be wrong: in a model with ``y=None`` as a default, data that were forgotten
+# are a latent variable like any other. The table of the summary shows it, so have a look at its
+# names.
+#
 # Where to go next
 # ----------------
 #

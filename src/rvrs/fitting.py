@@ -281,7 +281,10 @@ _WORDS = ("diagonal", "mvn", "low_rank")
 # What the proposal of a fit is called if it was given as an object.
 _OWN = "a proposal of your own"
 _A_MODEL = "a NumPyro model (a function; for PyMC models there is rvrs.pymc.fit)"
-_THE_CALL = "model cannot be called with model_args and model_kwargs"
+_THE_CALL = (
+    "model cannot be called with model_args and model_kwargs, the data that follow it as in "
+    "rvrs.fit(rng_key, model, x, y)"
+)
 
 
 def _checked_kwargs(model_kwargs: dict[str, Any] | None) -> dict[str, Any]:

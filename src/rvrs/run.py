@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 from rvrs import processes, spread, storage, training, warmstart
 from rvrs.core.problem import PRNGKey, PyTree
 from rvrs.guides import AutoRVRS
-from rvrs.guides._numpyro import Arguments
+from rvrs.guides._numpyro import Arguments, named_arguments
 from rvrs.storage import Checkpoint
 from rvrs.training import TrainInfo, TrainState
 
@@ -142,9 +142,10 @@ def _refuse_infinite_density(call: Callable, guide: AutoRVRS, arguments: Argumen
     value = call(_log_density_at, (), (guide._init_latent,))
     if jnp.isfinite(value):
         return
+    named = named_arguments(guide.model, arguments)
     broken = [
-        jax.tree_util.keystr(path)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(arguments)
+        jax.tree_util.keystr(path, simple=True, separator=".")
+        for path, leaf in jax.tree_util.tree_leaves_with_path(named)
         if isinstance(leaf, jax.Array | np.ndarray)
         and np.issubdtype(leaf.dtype, np.inexact)
         and not np.all(np.isfinite(leaf))

@@ -141,8 +141,13 @@ def named_proposal(proposal: Proposal | FlowjaxDistribution | str) -> Proposal:
             "proposal.closed_under", proposal.closed_under, ("diagonal", "triangular")
         )
         return proposal
-    arguments.check_choice("proposal", proposal, _NAMED_PROPOSALS)
-    return _NAMED_PROPOSALS[cast(str, proposal)]()
+    if not isinstance(proposal, str) or proposal not in _NAMED_PROPOSALS:
+        raise ValueError(
+            f"proposal must be one of {', '.join(map(repr, _NAMED_PROPOSALS))} (in rvrs.fit 'auto' "
+            "as well), a family such as rvrs.proposals.coupling_flow(), or a flow of flowjax, got "
+            f"{arguments.shown(proposal)}."
+        )
+    return _NAMED_PROPOSALS[proposal]()
 
 
 _NAMED_PROPOSALS = {

@@ -199,6 +199,15 @@ def check_signature(model: Callable, arguments: Arguments, needs: str) -> None:
         raise TypeError(f"{needs}: {error}.") from None
 
 
+def named_arguments(model: Callable, arguments: Arguments) -> dict[str, Any]:
+    """Arguments by the names of the model's parameters; by place, where it does not tell them."""
+    positional, keywords = arguments
+    try:
+        return dict(inspect.signature(model).bind(*positional, **keywords).arguments)
+    except (TypeError, ValueError):
+        return {str(place): value for place, value in enumerate(positional)} | keywords
+
+
 def stock_posterior(guide: AutoContinuous, parameters: dict[str, Any]) -> Any:
     """The distribution of an autoguide over flat unconstrained vectors."""
     with handlers.block(), handlers.seed(rng_seed=0), handlers.substitute(data=parameters):
