@@ -60,7 +60,8 @@ sphinx_gallery_conf = {
     "show_memory": False,
     "show_signature": False,
     "write_computation_times": False,
-    "reset_modules": ("forget.compiled_programs",),
+    "reset_modules": ("building.forget_programs",),
+    "image_scrapers": ("matplotlib", "building.own_figures"),
 }
 
 # The look.
