@@ -104,10 +104,11 @@ for name, ratio in zip(names, ratios_advi, strict=True):
     print(f"{name:<16} sd of ADVI / sd of NUTS = {ratio:.2f}")
 
 # %%
-# So the suspicion was right: only the intercept, which has little to do with the others, is nearly
-# as wide as it should be. The picture shows why, for the two measurements that are nearly the same.
-# A large slope of one goes with a small slope of the other. The normals of ADVI know nothing of
-# this, and so they cover only the middle of the ridge.
+# So the suspicion was right. The intercept and the slope of texture, which have little to do with
+# the others, are nearly as wide as they should be; the five that go together are a quarter too
+# narrow. The picture shows why, for the two measurements that are nearly the same. A large slope of
+# one goes with a small slope of the other. The normals of ADVI know nothing of this, and so they
+# cover only the middle of the ridge.
 
 figure, panel = plt.subplots(figsize=(6.5, 4.5), layout="constrained")
 panel.scatter(draws_nuts[:2000, 1], draws_nuts[:2000, 3], s=4, color="#c9c9c9", label="NUTS")

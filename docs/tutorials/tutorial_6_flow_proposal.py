@@ -22,6 +22,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from flowjax.distributions import StandardNormal
+from flowjax.flows import coupling_flow
 
 import rvrs
 
@@ -83,7 +85,7 @@ log_evidence = min(fits.values(), key=lambda fit: fit.log_evidence_error).log_ev
 print(f"{'proposal':22}{'Z':>5}{'gap (nats)':>12}{'k-hat':>8}{'seconds':>9}")
 for (name, z), fit in fits.items():
     gap = log_evidence - fit.elbo
-    print(f"{name:22}{z:5}{gap:12.4f}{fit.khat:8.2f}{fit.seconds:9.1f}")
+    print(f"{name:22}{z:5}{gap:z12.4f}{fit.khat:8.2f}{fit.seconds:9.1f}")
 
 # %%
 # The gap is the distance of the ELBO from the log evidence: the divergence of the fit from the
@@ -130,9 +132,6 @@ panels[0].set_ylabel("log_level")
 # taken care of by an affine map around it, so it needs not know the units of your model. Flows that
 # are quick to *sample* are the right ones here (``invert=False``), since ten proposals are made for
 # every draw, and only accepted draws need a density at a given point.
-
-from flowjax.distributions import StandardNormal  # noqa: E402
-from flowjax.flows import coupling_flow  # noqa: E402
 
 own = coupling_flow(
     jax.random.key(1), base_dist=StandardNormal((3,)), flow_layers=2, nn_width=16, invert=False
