@@ -68,3 +68,13 @@ def test_nothing_private_of_numpyro_is_used_that_is_not_listed(stock):
         if path.parent.name == "guides":
             used = private_attributes(path) & theirs
             assert used <= listed, path
+
+
+def test_arguments_are_named_by_the_models_parameters_or_by_place():
+    def model(x, y=None, *more):
+        pass
+
+    assert _numpyro.named_arguments(model, ((1, 2, 3), {})) == {"x": 1, "y": 2, "more": (3,)}
+    assert _numpyro.named_arguments(model, ((1,), {"y": 2})) == {"x": 1, "y": 2}
+    # It tells nothing of its parameters.
+    assert _numpyro.named_arguments(max, ((1, 2), {"key": 3})) == {"0": 1, "1": 2, "key": 3}
