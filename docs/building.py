@@ -16,14 +16,19 @@ def forget_programs(*_: Any) -> None:
 
 
 def own_figures(_: Any, variables: dict[str, Any], config: dict[str, Any]) -> str:
-    """Show a ``figure`` that is none of pyplot's, such as that of a fit, where it is made."""
+    """Show a ``figure`` that is none of pyplot's, such as that of a fit, where it is made.
+
+    This comes before pyplot's are shown and closed: they cannot be told afterwards.
+    """
     figure = variables["example_globals"].get("figure")
-    if not isinstance(figure, Figure) or figure.canvas.manager is not None or figure in _shown:
+    if not isinstance(figure, Figure) or figure in _seen:
         return ""
-    _shown.add(figure)
+    _seen.add(figure)
+    if figure.canvas.manager is not None:
+        return ""
     path = next(variables["image_path_iterator"])
     figure.savefig(path)
     return figure_rst([path], config["src_dir"])
 
 
-_shown: WeakSet[Figure] = WeakSet()
+_seen: WeakSet[Figure] = WeakSet()

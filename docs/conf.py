@@ -63,7 +63,7 @@ sphinx_gallery_conf = {
     "show_signature": False,
     "write_computation_times": False,
     "reset_modules": ("building.forget_programs",),
-    "image_scrapers": ("matplotlib", "building.own_figures"),
+    "image_scrapers": ("building.own_figures", "matplotlib"),
 }
 
 # The look.
