@@ -308,6 +308,8 @@ def bad(match, error=ValueError, model=regression, args=(X, Y), **options):
         bad("target_acceptance must be a number", target_acceptance=0.0),
         bad("target_acceptance must be a number in", target_acceptance="low"),
         bad("proposal must be one of", proposal="full"),
+        bad("(in rvrs.fit 'auto' as well)", proposal="full"),
+        bad("as in rvrs.fit(rng_key, model, x, y): missing", TypeError, args=(X,)),
         bad("progress must be True or False", progress="yes"),
         bad("callback must be a function", callback=1),
         bad("model_kwargs must be a dict", model_kwargs=[1]),

@@ -53,8 +53,8 @@ print(fit.summary())
 # %%
 # Most of the seconds are compilation. (Without ``progress=False`` there is a bar, first of a short
 # warm-up and then of the training.) The proposal was not named, so it is a normal with a full
-# covariance, ``"mvn"``; from a hundred dimensions on it would be another
-# (see ``proposal`` in :func:`rvrs.fit`).
+# covariance, ``"mvn"``; beyond a hundred dimensions it would be another (see ``proposal`` in
+# :func:`rvrs.fit`).
 #
 # How to read the summary
 # -----------------------

@@ -154,7 +154,7 @@ def test_the_derivatives_of_path_and_density_are_consistent_in_both_modes(name):
     with jax.enable_x64():
         parameters = moved(family.init(jnp.zeros(D), 1.0))
         noise = family.sample_noise(jax.random.key(0), (5,), parameters)
-        path = check_derivatives(family, parameters, noise, atol=1e-7)
+        path = check_derivatives(family, parameters, noise, atol=1e-7, atol_forward=1e-12)
         assert np.all(np.any(np.asarray(path.weights) != 0, axis=1))
 
 
