@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from numpyro.infer import Trace_ELBO
 
+from rvrs.core import threshold
+from rvrs.guides._semi_target import Points
 from tests.guides import hierarchies
 from tests.guides.hierarchies import HIERARCHIES
 
@@ -99,3 +101,27 @@ def test_a_truncated_gradient_is_biased_in_model_and_global_parameters_only():
     assert abs(scores["g_scale"]) > 6
     for name in ("elbo", "auto_z_loc", "auto_z_scale"):
         assert np.all(np.abs(scores[name]) < 4), name
+
+
+def test_without_rejection_a_batch_stands_for_all_points():
+    # The warm-up's objective: ordinary variational inference.
+    guide, params = HIERARCHIES["normal"].guide(2), HIERARCHIES["normal"].parameters()
+    params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
+    plate, arguments = guide.prepare(params, (), {})
+
+    def estimates_of(size):
+        def value(key):
+            index_key, key = jax.random.split(key)
+            index = jax.random.permutation(index_key, plate.size)[:size]
+            points = Points(index, index, threshold.init(jnp.zeros(size)), plate.size)
+            return guide.objective(plate, False, None, key, params, points, arguments)[0]
+
+        return np.asarray(
+            jax.jit(jax.vmap(value))(jax.random.split(jax.random.key(1), 20_000)), float
+        )
+
+    few, all_of_them = estimates_of(2), estimates_of(plate.size)
+    error = np.hypot(few.std(), all_of_them.std()) / np.sqrt(len(few))
+    assert abs(few.mean() - all_of_them.mean()) < 4 * error
+    # A batch that stood for itself alone would show.
+    assert abs(all_of_them.mean()) > 20 * error
